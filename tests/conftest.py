@@ -6,6 +6,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+# No test may reach for a model hub. Read when huggingface_hub is imported, so it is set before anything is.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 settings.register_profile("dev", max_examples=25, deadline=None)
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("deep", max_examples=2000, deadline=None)
@@ -21,9 +24,3 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test may reach for a model hub."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
