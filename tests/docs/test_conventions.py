@@ -70,7 +70,9 @@ class TestHeedful:
         key_heads = key.repeat_interleave(H // G, 1)
         logits = 0.7 * torch.tanh(query @ key_heads.mT * E**-0.5 / 0.7) + bias
         expected = logits.masked_fill(~LAST_AT_LAST, -torch.inf).softmax(-1)
-        _, weights = scaled_dot_product_attention(query, key, value, masks.causal(), attn_bias=bias, softcap=0.7)
+        _, weights = scaled_dot_product_attention(
+            query, key, value, masks.causal(), attn_bias=bias, softcap=0.7
+        )
         assert same(weights.full(), expected)
 
 
@@ -81,7 +83,8 @@ class TestScaledDotProductAttention:
 
     def test_causal_aligns_the_start(self, qkv):
         assert same(
-            F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True), by_hand(*qkv, FIRST_AT_FIRST)
+            F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True),
+            by_hand(*qkv, FIRST_AT_FIRST),
         )
 
     def test_a_query_that_sees_nothing_gets_zeros(self, qkv):
@@ -144,7 +147,9 @@ class TestOnnx:
     def attention(self):
         from onnx.reference.ops.op_attention import _compute_attention
 
-        return lambda *args, **kwargs: _compute_attention(*args, q_num_heads=None, kv_num_heads=None, **kwargs)
+        return lambda *args, **kwargs: _compute_attention(
+            *args, q_num_heads=None, kv_num_heads=None, **kwargs
+        )
 
     def weights(self, attention, **kwargs) -> np.ndarray:
         x = np.random.default_rng(0).standard_normal((B, H, S, E)).astype(np.float32)
@@ -178,7 +183,10 @@ class TestTransformers:
         from transformers import LlamaConfig, LlamaModel
 
         model = LlamaModel(LlamaConfig(attn_implementation="eager", **TINY)).eval()
-        left_padded = {"input_ids": torch.arange(1, 6)[None], "attention_mask": torch.tensor([[0, 0, 1, 1, 1]])}
+        left_padded = {
+            "input_ids": torch.arange(1, 6)[None],
+            "attention_mask": torch.tensor([[0, 0, 1, 1, 1]]),
+        }
         assert same(self.attentions(model, **left_padded)[0, :, 0], torch.full((4, 5), 0.2))
 
         model.set_attn_implementation("sdpa")
