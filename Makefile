@@ -41,7 +41,7 @@ fix: $(VENV)/.setup ## Format, and repair what the linter can
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.setup ## Build the documentation into site/, strictly
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
