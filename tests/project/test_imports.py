@@ -21,7 +21,7 @@ LAYERS = [
     ["_weights"],
     ["backends"],
     ["_call"],
-    ["masks", "positions", "reductions", "edits", "_rows", "_panel"],
+    ["masks", "positions", "reductions", "edits", "_rows", "_index"],
 ]
 # Needed by parts of heedful, but never by `import heedful`.
 LAZY = ["tokenizers", "safetensors", "typer", "rich", "transformers", "gguf", "matplotlib", "onnx", "keras"]
