@@ -1,0 +1,380 @@
+"""One validated call of the function: every shape, dtype and mask message lives here."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._rows import Index, Rows
+from .masks import Dense, Mask
+from .reductions import Edit, Reduction
+
+
+@dataclass(frozen=True, eq=False)
+class TensorBias:
+    """A bias given in full: (B or 1, H or 1, L or 1, S or 1)."""
+
+    tensor: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def bias(self, rows: Rows, keys: range) -> Tensor:
+        return rows.of(self.tensor, keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Everything a backend needs to know, checked and in one form.
+
+    Attributes:
+        query: (B, H, L, E); key: (B, G, S, E); value: (B, G, S, Ev). H is a multiple of G, neighbours share a key head.
+        rows: Where these queries lie in the caller's call; masks and biases speak about that.
+        mask: Who may look, or None for everybody.
+        bias: Terms added to the scores, each with `bias(rows, keys)` and `tensors`.
+        scale: Factor on the dot products.
+        softcap: Scores become softcap * tanh(scores / softcap), or None.
+        sinks: (H,) logits of a key without a value, or None.
+        dropout_p: Share of weights dropped before they meet the values.
+        seed: The number dropout hashes with.
+        edits: Functions panel -> weights, applied in order.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rows: Rows
+    mask: Mask | None = None
+    bias: tuple[Any, ...] = ()
+    scale: float = 1.0
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    seed: int = 0
+    edits: tuple[Edit, ...] = ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed and answered in: float64 for float64, float32 for everything else."""
+        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors that a gradient may reach: query, key, value, and what sinks, biases and edits close over."""
+        owners = (*self.bias, *self.edits)
+        others = {id(tensor): tensor for owner in owners for tensor in getattr(owner, "tensors", ())}
+        sinks = () if self.sinks is None else (self.sinks,)
+        return self.query, self.key, self.value, *sinks, *others.values()
+
+    def detach(self) -> "Call":
+        """The same call, outside of autograd."""
+        bias = tuple(
+            TensorBias(term.tensor.detach()) if isinstance(term, TensorBias) else term for term in self.bias
+        )
+        query, key, value = (x.detach() for x in (self.query, self.key, self.value))
+        sinks = None if self.sinks is None else self.sinks.detach()
+        return replace(self, query=query, key=key, value=value, sinks=sinks, bias=bias)
+
+    def select(self, batch: Index, heads: Index, index: Index) -> "Call":
+        """The same call for some batch items, heads and queries. Slices give views."""
+        per_group = self.query.shape[1] // self.key.shape[1] if self.key.shape[1] else 1
+        kv_heads: Index
+        if isinstance(heads, slice) and heads.start % per_group == 0 and heads.stop % per_group == 0:
+            kv_heads = slice(heads.start // per_group, heads.stop // per_group)
+        else:
+            device = self.key.device
+            chosen = (
+                torch.arange(heads.start, heads.stop, device=device) if isinstance(heads, slice) else heads
+            )
+            kv_heads = chosen // per_group
+        return replace(
+            self,
+            query=self.query[batch][:, heads][:, :, index],
+            key=self.key[batch][:, kv_heads],
+            value=self.value[batch][:, kv_heads],
+            sinks=None if self.sinks is None else self.sinks[heads],
+            rows=self.rows.part(batch, heads, index),
+        )
+
+
+def make_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None,
+    attn_bias: Any,
+    query_start: int | Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout_p: float,
+    edit: Edit | Sequence[Edit] | None,
+) -> Call:
+    """Check the arguments of `scaled_dot_product_attention` and bring them into one form."""
+    _check_tensors(query, key, value)
+    dims = query.dim()
+    query, key, value = (_four_dims(tensor) for tensor in (query, key, value))
+    B, H, L, E = query.shape
+    S = key.shape[2]
+    sizes = (B, H, L, S)
+    start = _query_start(query_start, B, L, S)
+    edits = () if edit is None else (edit,) if callable(edit) else tuple(edit)
+    for function in edits:
+        if not callable(function):
+            raise TypeError(
+                f"edit must be a function panel -> weights, or a sequence of them, got {function!r}."
+            )
+    return Call(
+        query,
+        key,
+        value,
+        Rows(slice(0, B), slice(0, H), slice(0, L), start, S, query.device),
+        mask=_mask(mask, dims, sizes, query.device),
+        bias=_bias(attn_bias, dims, sizes, query.device),
+        scale=_scale(scale, E),
+        softcap=_softcap(softcap),
+        sinks=_sinks(sinks, H, query.device),
+        dropout_p=_dropout(dropout_p),
+        seed=int(torch.randint(2**31, ()).item()) if dropout_p else 0,
+        edits=edits,
+    )
+
+
+def check_reductions(reduce: Reduction | Sequence[Reduction]) -> tuple[Reduction, ...]:
+    """What `reduce=` was given, as a tuple of reductions."""
+    reductions = (reduce,) if isinstance(reduce, Reduction) else tuple(reduce)
+    for reduction in reductions:
+        if not isinstance(reduction, Reduction):
+            made = f" Write {reduction.__name__}()." if isinstance(reduction, type) else ""
+            raise TypeError(
+                f"reduce must hold reductions such as heedful.Entropy() or heedful.TopK(8), got {reduction!r}.{made}"
+            )
+    return reductions
+
+
+def _four_dims(tensor: Tensor) -> Tensor:
+    if tensor.dim() == 3:
+        return tensor[:, None]
+    return tensor.flatten(0, -4) if tensor.dim() > 4 else tensor
+
+
+def show(**tensors: Tensor) -> str:
+    """One line per tensor: name, dtype, device, shape."""
+    width = max(map(len, tensors))
+    return "\n".join(
+        f"  {name:<{width}}  {str(tensor.dtype).removeprefix('torch.')} {tensor.device} {tuple(tensor.shape)}"
+        for name, tensor in tensors.items()
+    )
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    named = {"query": query, "key": key, "value": value}
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{name} must be a tensor, got {type(tensor).__name__}. Use torch.as_tensor({name})."
+            )
+        if not tensor.dtype.is_floating_point:
+            raise TypeError(f"{name} must be floating point, got {tensor.dtype}. Use {name}.float().")
+
+    def fail(error: type[Exception], what: str, remedy: str) -> None:
+        raise error(f"{what}\n{show(**named)}\n{remedy}")
+
+    if not 3 <= query.dim() == key.dim() == value.dim():
+        fail(
+            ValueError,
+            "query, key and value must have the same number of dimensions, 3 or more.",
+            "Shapes are (batch, length, dim), or (batch, heads, length, dim); for one sequence write query[None].",
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        fail(
+            TypeError,
+            "query, key and value must have one dtype.",
+            "Cast them, for example key.to(query.dtype).",
+        )
+    if not query.device == key.device == value.device:
+        fail(
+            ValueError,
+            "query, key and value must be on one device.",
+            "Move them, for example key.to(query.device).",
+        )
+    lead = -2 if query.dim() == 3 else -3
+    if not query.shape[:lead] == key.shape[:lead] == value.shape[:lead]:
+        fail(
+            ValueError,
+            "query, key and value must have the same leading sizes.",
+            "Batch sizes are never broadcast; write key.expand(...) if all items share one key.",
+        )
+    if query.shape[-1] != key.shape[-1]:
+        fail(
+            ValueError,
+            f"query and key must have the same last size: {query.shape[-1]} and {key.shape[-1]}.",
+            "Their dot product is the score; only value may have another last size.",
+        )
+    if key.shape[-2] != value.shape[-2]:
+        fail(
+            ValueError,
+            f"key and value must have the same length: {key.shape[-2]} and {value.shape[-2]}.",
+            "Each value row belongs to one key row. If a cache is one step behind, append to both before the call.",
+        )
+    if query.dim() > 3:
+        heads, groups = query.shape[-3], key.shape[-3]
+        if groups != value.shape[-3] or (heads % groups if groups else heads):
+            fail(
+                ValueError,
+                f"heads do not divide: query has {heads}, key {groups}, value {value.shape[-3]}.",
+                "Key and value must have the same number of heads, and query a multiple of it: "
+                "neighbouring query heads share a key head.",
+            )
+
+
+def _query_start(query_start: int | Tensor | None, B: int, L: int, S: int) -> int | Tensor:
+    if query_start is None:
+        return S - L
+    if isinstance(query_start, int) and not isinstance(query_start, bool):
+        return query_start
+    if (
+        isinstance(query_start, Tensor)
+        and not query_start.dtype.is_floating_point
+        and query_start.numel() in (1, B)
+    ):
+        start = query_start.detach().cpu().long().flatten()
+        return int(start[0]) if len(start) == 1 or bool((start == start[0]).all()) else start
+    shown = tuple(query_start.shape) if isinstance(query_start, Tensor) else repr(query_start)
+    raise ValueError(
+        f"query_start must be an integer or an integer tensor (B,) with B = {B}, got {shown}. "
+        "It is the position of the first query among the keys; None puts the last query at the last key."
+    )
+
+
+def _mask(
+    mask: Mask | Tensor | None, dims: int, sizes: tuple[int, int, int, int], device: torch.device
+) -> Mask | None:
+    if mask is None:
+        return None
+    if isinstance(mask, Tensor):
+        if mask.dtype.is_floating_point or mask.dtype.is_complex:
+            raise TypeError(
+                f"mask must be bool or integer 0/1, got {str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}. "
+                "A float mask could mean two things: write mask=(m != 0) if nonzero means may attend, "
+                "or attn_bias=m if it is added to the scores."
+            )
+        if mask.dtype != torch.bool:
+            if mask.device.type != "meta" and bool(((mask != 0) & (mask != 1)).any()):
+                raise ValueError(
+                    f"mask must hold 0 and 1 only, got values from {int(mask.min())} to {int(mask.max())}. "
+                    "1 = may attend. Numbers to add to the scores go into attn_bias."
+                )
+            mask = mask != 0
+        mask = Dense(_fit("mask", mask, dims, sizes))
+    if not isinstance(mask, Mask):
+        raise TypeError(f"mask must be a heedful mask or a bool tensor, got {type(mask).__name__}.")
+    complaints = mask.misfits(*sizes)
+    if complaints:
+        B, H, L, S = sizes
+        raise ValueError(f"mask does not fit the call (B={B}, H={H}, L={L}, S={S}): {'; '.join(complaints)}.")
+    for tensor in mask.tensors:
+        if tensor.dim() and tensor.device != device:
+            raise ValueError(
+                f"mask is on {tensor.device}, query on {device}. Move it with .to(query.device)."
+            )
+    return mask
+
+
+def _fit(name: str, tensor: Tensor, dims: int, sizes: tuple[int, int, int, int]) -> Tensor:
+    """A mask or bias tensor as (B or 1, H or 1, L or 1, S or 1)."""
+    B, H, L, S = sizes
+    given = tuple(tensor.shape)
+    if tensor.dim() == 3 and dims > 3:
+        raise ValueError(
+            f"{name} is 3-D {given} while query is {dims}-D, so its first size could mean batch or heads. "
+            f"Write {name}[:, None] for one per batch item, or {name}[None] for one per head."
+        )
+    if tensor.dim() == 2:
+        tensor = tensor[None, None]
+    elif tensor.dim() == dims:
+        tensor = tensor[:, None] if dims == 3 else tensor.flatten(0, -4) if dims > 4 else tensor
+    if tensor.dim() != 4 or any(
+        size not in (1, full) for size, full in zip(tensor.shape, sizes, strict=True)
+    ):
+        full = "(L, S) or (B, L, S)" if dims == 3 else "(L, S) or (B, H, L, S)"
+        raise ValueError(
+            f"{name} must be {full}, or 1 where it repeats, with B={B}, H={H}, L={L}, S={S}; got {given}."
+        )
+    return tensor
+
+
+def _bias(
+    attn_bias: Any, dims: int, sizes: tuple[int, int, int, int], device: torch.device
+) -> tuple[Any, ...]:
+    terms = () if attn_bias is None else attn_bias if isinstance(attn_bias, tuple) else (attn_bias,)
+    found = []
+    for term in terms:
+        if isinstance(term, Tensor):
+            if not term.dtype.is_floating_point:
+                raise TypeError(
+                    f"attn_bias must be floating point, got {str(term.dtype).removeprefix('torch.')} {tuple(term.shape)}. "
+                    "It is added to the scores; a bool or 0/1 tensor that says who may attend goes into mask."
+                )
+            if term.device != device:
+                raise ValueError(
+                    f"attn_bias is on {term.device}, query on {device}. Move it with .to(query.device)."
+                )
+            term = TensorBias(_fit("attn_bias", term, dims, sizes))
+        elif not callable(getattr(term, "bias", None)):
+            raise TypeError(
+                f"attn_bias must be a tensor, an object with bias(rows, keys) such as heedful.Alibi, "
+                f"or a tuple of them, got {type(term).__name__}."
+            )
+        found.append(term)
+    return tuple(found)
+
+
+def _scale(scale: float | None, E: int) -> float:
+    if scale is None:
+        return E**-0.5 if E else 1.0
+    if isinstance(scale, Tensor):
+        scale = scale.item()
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}. None gives head_dim ** -0.5.")
+    return float(scale)
+
+
+def _softcap(softcap: float | None) -> float | None:
+    if softcap is None:
+        return None
+    if isinstance(softcap, bool) or not isinstance(softcap, int | float) or not 0 < softcap < math.inf:
+        raise ValueError(
+            f"softcap must be a positive number, got {softcap!r}. Scores become softcap * tanh(scores / softcap); "
+            "None leaves them as they are."
+        )
+    return float(softcap)
+
+
+def _sinks(sinks: Tensor | None, H: int, device: torch.device) -> Tensor | None:
+    if sinks is None:
+        return None
+    if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point or sinks.shape != (H,):
+        shown = (
+            f"{sinks.dtype} {tuple(sinks.shape)}".replace("torch.", "")
+            if isinstance(sinks, Tensor)
+            else repr(sinks)
+        )
+        raise ValueError(
+            f"sinks must be a floating-point tensor (H,) with H = {H}, one logit per head, got {shown}."
+        )
+    if sinks.device != device:
+        raise ValueError(f"sinks is on {sinks.device}, query on {device}. Move it with .to(query.device).")
+    return sinks
+
+
+def _dropout(dropout_p: float) -> float:
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float) or not 0 <= dropout_p <= 1:
+        raise ValueError(
+            f"dropout_p must be a number from 0 to 1, got {dropout_p!r}. It is the share that is dropped."
+        )
+    return float(dropout_p)

@@ -1,0 +1,345 @@
+"""The weights of a call: an exact, lazy, differentiable matrix that is never built."""
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from . import _index, backends
+from ._call import Call
+from ._torch import TensorLike
+from .reductions import (
+    Entropy,
+    Full,
+    LogSumExp,
+    Mass,
+    MaxLogit,
+    MeanDistance,
+    Received,
+    Reduction,
+    TopK,
+    TopKResult,
+    TransposedProduct,
+)
+
+CHUNK = 2**22
+
+
+class Weights(TensorLike):
+    """The attention weights of one call, of shape (..., H, L, S): who looked at what, and how much.
+
+    Rows sum to 1 (to 1 less the sink's share where there is a sink, to 0 where a query sees nothing). They are the
+    weights before dropout and after edits. Nothing of size L x S is stored: a question is answered from query and
+    key, which are kept until the weights are dropped. Answers are float32, or float64 for float64, and differentiable
+    when grad was on at the call and is on at the question.
+
+    Cost: a question about some rows costs those rows; any other question costs one pass over the panels, in O(N)
+    memory, unless `reduce=` took its answer already. `full()`, and torch functions without a stream, build the matrix.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        backend: ModuleType,
+        batch_shape: tuple[int, ...],
+        head_shape: tuple[int, ...],
+        answers: dict[Reduction, Any] | None = None,
+        grad: bool | None = None,
+    ):
+        self._call = call
+        self._backend = backend
+        # In the call, leading sizes are (B, H). Here B may be split, and an integer index drops a dimension.
+        self._batch_shape = tuple(batch_shape)
+        self._head_shape = tuple(head_shape)
+        self._answers = {} if answers is None else answers
+        self._grad = torch.is_grad_enabled() if grad is None else grad
+        self._versions = [_version(tensor) for tensor in (call.query, call.key, call.value)]
+
+    # What it looks like
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(
+            (*self._batch_shape, *self._head_shape, self._call.query.shape[2], self._call.key.shape[2])
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of answers."""
+        return self._call.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._call.query.device
+
+    @property
+    def edited(self) -> bool:
+        """Whether an edit changed the weights of this call."""
+        return bool(self._call.edits)
+
+    def __repr__(self) -> str:
+        edited = ", edited" if self.edited else ""
+        return f"Weights(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'{edited}; never built)"
+
+    # Questions
+
+    def reduce(self, *reductions: Reduction) -> Any:
+        """The answers to several questions from one pass: a tuple, in order.
+
+        What was asked before is remembered and costs nothing. Cost: one pass over the panels, O(N) memory unless an
+        answer is larger.
+        """
+        for reduction in reductions:
+            if not isinstance(reduction, Reduction):
+                raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {reduction!r}.")
+        missing = tuple(dict.fromkeys(each for each in reductions if each not in self._answers))
+        found = dict(zip(missing, self._compute(self._call, missing), strict=True))
+        if torch.is_grad_enabled() or not self._grad:
+            self._answers.update((each, answer) for each, answer in found.items() if each.remembered)
+        known = {**self._answers, **found}
+        return tuple(self._shaped(known[each]) for each in reductions)
+
+    def entropy(self) -> Tensor:
+        """-sum of p ln p of every row, in nats: (..., H, L). Uniform over n keys gives ln n, an empty row 0."""
+        return self.reduce(Entropy())[0]
+
+    def logsumexp(self) -> Tensor:
+        """Natural log of every row's denominator, the sink included: (..., H, L). -inf where a query sees nothing."""
+        return self.reduce(LogSumExp())[0]
+
+    def max_logit(self) -> Tensor:
+        """Largest score of every row, before the sink: (..., H, L)."""
+        return self.reduce(MaxLogit())[0]
+
+    def mean_distance(self) -> Tensor:
+        """Mean distance, in positions, of what each query looks at: (..., H, L)."""
+        return self.reduce(MeanDistance())[0]
+
+    def topk(self, k: int) -> TopKResult:
+        """The k largest weights of every row and their keys, largest first: values and indices (..., H, L, k).
+
+        Where a query sees fewer than k keys the rest is 0 and -1. Raises ValueError for k > S.
+        """
+        reduction = TopK(k)
+        if k > self.shape[-1]:
+            raise ValueError(
+                f"topk(): k must be at most the number of keys, got k={k} for S={self.shape[-1]}."
+            )
+        wider = next((each for each in self._answers if isinstance(each, TopK) and each.k >= k), reduction)
+        values, indices = self.reduce(wider)[0]
+        return TopKResult(values[..., :k], indices[..., :k])
+
+    def received(self, how: str = "sum", per: str = "head", by_value_norm: bool = False) -> Tensor:
+        """How much attention each key receives: (..., H, S), or (..., G, S) with per="kv_head".
+
+        Args:
+            how: "sum" over the queries, "max", or "mean" over the queries that may see the key.
+            per: "head" or "kv_head".
+            by_value_norm: Multiply each weight by the length of the value row it carries.
+        """
+        return self.reduce(Received(how, per, by_value_norm))[0]
+
+    def full(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The matrix (..., H, L, S), in `dtype` or that of answers. Never refuses; costs L x S memory per head."""
+        matrix = self.reduce(Full())[0]
+        return matrix if dtype is None else matrix.to(dtype)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """weights @ x in O(N) memory and the dtype of x: (..., H, L, F), for x (..., H or G or 1, S, F), (S, F) or (S,)."""
+        G = self._call.key.shape[1]
+        value = self._operand(x, "weights @ x", "S", self._call.key.shape[2])
+        key = self._call.key
+        if value.shape[1] == 1:
+            value = value.expand(-1, G, -1, -1)
+        elif value.shape[1] != G:
+            key = key.repeat_interleave(self._call.query.shape[1] // G, 1)
+        call = replace(self._call, query=self._call.query.to(self.dtype), key=key.to(self.dtype), value=value)
+        output = self._run(replace(call, dropout_p=0.0), (), need_output=True).output
+        return self._shaped(output.squeeze(-1) if x.dim() == 1 else output).to(x.dtype)
+
+    @property
+    def mT(self) -> "TransposedWeights":
+        """The transpose, for `weights.mT @ y`."""
+        return TransposedWeights(self)
+
+    def streams(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """torch.sum, mean and amax over queries or keys, and matmul, without the matrix."""
+        if name == "matmul" and len(args) == 1 and not kwargs:
+            return self @ args[0]
+        dim = kwargs.pop("dim", args[0] if args else None)
+        keepdim = kwargs.pop("keepdim", args[1] if len(args) > 1 else False)
+        if (
+            kwargs
+            or len(args) > 2
+            or not isinstance(dim, int)
+            or not -2 <= (dim - self.ndim if dim >= 0 else dim) < 0
+        ):
+            return NotImplemented
+        over_keys = dim in (-1, self.ndim - 1)
+        if name in ("sum", "mean"):
+            answer = self.reduce(Mass() if over_keys else Received())[0]
+            answer = answer / self.shape[dim] if name == "mean" else answer
+        elif name == "amax":
+            answer = self.topk(1).values.squeeze(-1) if over_keys else self.received("max")
+        else:
+            return NotImplemented
+        return answer.unsqueeze(dim) if keepdim else answer
+
+    # Parts
+
+    def __getitem__(self, index: Any) -> Any:
+        """Some of the weights. Batch and head indices alone give a smaller `Weights`, all else a tensor.
+
+        Cost: time of the rows that the index touches, whole; memory of the answer. Raises IndexError.
+        """
+        shape = tuple(self.shape)
+        plan = _index.parse(index, shape, self.device)
+        if plan is None:
+            return self._elements(_index.coordinates(index, shape, self.device))
+        selected = self._select(plan.choices)
+        if not plan.only_leading:
+            return selected.full()[..., plan.choices[-1]][plan.final]
+        kept = [isinstance(item, slice) for item in plan.final[:-2]]
+        batch = len(self._batch_shape)
+        selected._batch_shape = tuple(
+            size for size, keep in zip(selected._batch_shape, kept[:batch], strict=True) if keep
+        )
+        selected._head_shape = tuple(
+            size for size, keep in zip(selected._head_shape, kept[batch:], strict=True) if keep
+        )
+        return selected
+
+    def _select(self, choices: list[slice | Tensor]) -> "Weights":
+        """The weights of some batch items, heads and rows; every dimension stays."""
+        batch = len(self._batch_shape)
+        grid = torch.arange(self._call.query.shape[0], device=self.device).view(self._batch_shape)
+        for dim, choice in enumerate(choices[:batch]):
+            grid = grid[(slice(None),) * dim + (choice,)]
+        heads = choices[batch] if self._head_shape else slice(0, 1)
+        call = self._call.select(_index.as_slice(grid.flatten()), heads, choices[-2])
+        self._check_unchanged()
+        return Weights(
+            call,
+            self._backend,
+            tuple(grid.shape),
+            call.query.shape[1:2] if self._head_shape else (),
+            grad=self._grad,
+        )
+
+    def _elements(self, coordinates: list[Tensor]) -> Tensor:
+        """Single weights, given the coordinates of each: the rows they lie in are computed, some at a time."""
+        *leading, rows, keys = (grid.flatten() for grid in coordinates)
+        batch = torch.zeros_like(rows)
+        for size, grid in zip(self._batch_shape, leading, strict=False):
+            batch = batch * size + grid
+        head = leading[-1] if self._head_shape else torch.zeros_like(rows)
+        _, H, L, _ = self._call.query.shape
+        wanted, place = ((batch * H + head) * L + rows).unique(return_inverse=True)
+        places, values, done = [], [], 0
+        for chunk in wanted.split(max(1, CHUNK // max(self.shape[-1], 1))):
+            for pair in (chunk // L).unique().tolist():
+                b, h = divmod(pair, H)
+                call = self._call.select(slice(b, b + 1), slice(h, h + 1), chunk[chunk // L == pair] % L)
+                matrix = self._compute(call, (Full(),))[0][0, 0]
+                here = ((place >= done) & (place < done + len(matrix))).nonzero().flatten()
+                places.append(here)
+                values.append(matrix[place[here] - done, keys[here]])
+                done += len(matrix)
+        if not places:
+            return self._call.query.new_zeros(coordinates[0].shape, dtype=self.dtype)
+        return torch.cat(values)[torch.cat(places).argsort()].view(coordinates[0].shape)
+
+    # How answers are found
+
+    def _compute(self, call: Call, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
+        return self._run(call, reductions, need_output=False).answers if reductions else ()
+
+    def _run(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool) -> backends.Result:
+        self._check_unchanged(any(reduction.reads_value for reduction in reductions))
+        with torch.set_grad_enabled(self._grad and torch.is_grad_enabled()):
+            return backends.run(self._backend, call, reductions, need_output)
+
+    def _check_unchanged(self, value_too: bool = False) -> None:
+        named = {"query": self._call.query, "key": self._call.key, "value": self._call.value}
+        for (name, tensor), before in zip(named.items(), self._versions, strict=True):
+            if _version(tensor) != before and (name != "value" or value_too):
+                raise RuntimeError(
+                    f"{name} was changed in place after the call, so its weights can no longer be computed. "
+                    "Ask before changing it, take the answer in the call with reduce=, or pass a clone."
+                )
+
+    def _shaped(self, answer: Any) -> Any:
+        """An answer (B, H or G, ...) with the leading sizes that the caller knows."""
+
+        def shaped(x: Tensor) -> Tensor:
+            x = x if torch.is_grad_enabled() else x.detach()
+            return x.reshape(*self._batch_shape, *(x.shape[1:2] if self._head_shape else ()), *x.shape[2:])
+
+        return tree_map(shaped, answer)
+
+    def _operand(self, x: Tensor, what: str, size_name: str, size: int) -> Tensor:
+        """The right side of a product as (B, heads, size, F), in the dtype of answers."""
+        H, G = self._call.query.shape[1], self._call.key.shape[1]
+        given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        operand = x[:, None] if isinstance(x, Tensor) and x.dim() == 1 else x
+        if isinstance(operand, Tensor) and operand.dim() == 2 and operand.shape[0] == size:
+            return operand.to(self.dtype).expand(self._call.query.shape[0], 1, *operand.shape)
+        heads = {H, G, 1} if self._head_shape else {1}
+        if isinstance(operand, Tensor) and operand.dim() == len(self.shape):
+            shape = operand.shape if self._head_shape else (*operand.shape[:-2], 1, *operand.shape[-2:])
+            if tuple(shape[:-3]) == self._batch_shape and shape[-3] in heads and shape[-2] == size:
+                return operand.to(self.dtype).reshape(-1, *shape[-3:])
+        lead = ", ".join(map(str, self._batch_shape)) + (
+            f", {' or '.join(map(str, sorted(heads)))}" * bool(self._head_shape)
+        )
+        raise ValueError(
+            f"{what} needs ({size_name},), ({size_name}, F) or ({lead}, {size_name}, F) with {size_name} = {size}, "
+            f"got {given} for weights of shape {tuple(self.shape)}."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are detached and carry the remembered answers."""
+        answers = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._answers)
+        return _restore, (
+            self._call.detach(),
+            self._backend.NAME,
+            self._batch_shape,
+            self._head_shape,
+            answers,
+        )
+
+
+class TransposedWeights(TensorLike):
+    """The transpose of `Weights`, (..., H, S, L): `weights.mT @ y` says what each key gives back to its readers."""
+
+    def __init__(self, weights: Weights):
+        self.mT = weights
+
+    @property
+    def shape(self) -> torch.Size:
+        *leading, L, S = self.mT.shape
+        return torch.Size((*leading, S, L))
+
+    def full(self) -> Tensor:
+        return self.mT.full().mT
+
+    def __matmul__(self, y: Tensor) -> Tensor:
+        """weights.mT @ y in O(N) memory and the dtype of y: (..., H, S, F), for y (..., H or 1, L, F), (L, F) or (L,)."""
+        H, L = self.mT._call.query.shape[1:3]
+        operand = self.mT._operand(y, "weights.mT @ y", "L", L)
+        operand = operand.repeat_interleave(H // operand.shape[1], 1)
+        (answer,) = self.mT._compute(self.mT._call, (TransposedProduct(operand),))
+        return self.mT._shaped(answer.squeeze(-1) if y.dim() == 1 else answer).to(y.dtype)
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _restore(
+    call: Call, backend: str, batch_shape: tuple[int, ...], head_shape: tuple[int, ...], answers: Any
+) -> Weights:
+    return Weights(call, backends.load(backend), batch_shape, head_shape, answers, grad=False)

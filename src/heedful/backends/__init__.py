@@ -1,0 +1,67 @@
+"""Who computes a call. Each backend is a module with
+
+    NAME                                            what users call it
+    refusals(call) -> list[str]                     why it cannot take the call, one sentence each
+    run(call, reductions, need_output) -> Result    the output, and the answers in the same pass
+
+A backend never imports another, and is chosen without looking at the reductions, so asking cannot change the answer.
+"""
+
+from dataclasses import replace
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .._call import Call
+from ..masks import Dense
+from ..reductions import Reduction
+
+ORDER = ("panels",)
+NAMES = (*ORDER, "reference")
+
+
+class Result(NamedTuple):
+    """output (B, H, L, Ev) in the dtype of the query, or None; one answer per reduction."""
+
+    output: Tensor | None
+    answers: tuple[Any, ...]
+
+
+def load(name: str) -> ModuleType:
+    return import_module(f".{name}", __name__)
+
+
+def choose(call: Call, backend: str) -> ModuleType:
+    """The backend asked for, or the first that takes the call; an error with every reason when there is none."""
+    if backend != "auto" and backend not in NAMES:
+        raise ValueError(f"backend must be 'auto' or one of {', '.join(map(repr, NAMES))}, got {backend!r}.")
+    refused = []
+    for name in ORDER if backend == "auto" else (backend,):
+        module = load(name)
+        reasons = module.refusals(call)
+        if not reasons:
+            return module
+        refused.append(f"  {name}: {'; '.join(reasons)}")
+    raise NotImplementedError(f"backend={backend!r} cannot take this call.\n" + "\n".join(refused))
+
+
+def run(
+    backend: ModuleType, call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True
+) -> Result:
+    """Run a call on a backend. Backends may rely on S >= 1 and on autocast being off."""
+    with torch.autocast(call.query.device.type, enabled=False):
+        if call.key.shape[2]:
+            return backend.run(call, reductions, need_output)
+        # Nothing to look at: one key that nobody sees.
+        nobody = Dense(torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))
+        key, value = (pad(x, (0, 0, 0, 1)) for x in (call.key, call.value))
+        call = replace(call, key=key, value=value, rows=replace(call.rows, num_keys=1), mask=nobody, bias=())
+        output, answers = backend.run(call, reductions, need_output)
+        per_key = (reduction.place == "keys" for reduction in reductions)
+        return Result(
+            output, tuple(x[:, :, :0] if cut else x for x, cut in zip(answers, per_key, strict=True))
+        )

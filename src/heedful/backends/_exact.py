@@ -1,0 +1,29 @@
+"""Products in which a masked pair has no say, even where its key or value holds NaN or infinity.
+
+0 * NaN is NaN, so a plain product lets a masked NaN through. Here numbers that are not finite are taken out of the
+product and put back only for the pairs that are visible.
+"""
+
+import torch
+from torch import Tensor
+
+
+def finite(x: Tensor) -> Tensor:
+    """`x` with everything that is not finite replaced by 0."""
+    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def scores(query: Tensor, key: Tensor) -> Tensor:
+    """query @ key.mT, in which a key that is not finite spoils its own column only, in gradients too."""
+    bad = ~torch.isfinite(key).all(-1)[..., None, :]
+    return torch.where(bad, (query @ key.mT).detach(), query @ finite(key).mT)
+
+
+def weighted_sum(weights: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """weights @ value, summed over the visible pairs only. What is not finite passes no gradient."""
+    total = weights @ finite(value)
+    excess = (value - finite(value)).detach()
+    for j in (excess != 0).any(-1).flatten(0, -2).any(0).nonzero().flatten().tolist():
+        share = weights.detach()[..., j, None] * excess[..., None, j, :]
+        total = total + torch.where(visible[..., j, None], share, 0)
+    return total

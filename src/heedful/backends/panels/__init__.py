@@ -1,0 +1,90 @@
+"""The weights in panels, in plain PyTorch: any device, any dtype, any reduction, any derivative, O(N) memory.
+
+A panel is a block of query rows against all the keys they may see. It is small enough for the cache, and the weights
+in it are exact. A gradient is the same fold run again.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from ..._call import Call
+from ...reductions import Reduction
+from .. import Result
+from .fold import fold
+from .gradient import gradient
+
+NAME = "panels"
+
+
+def refusals(call: Call) -> list[str]:
+    return []
+
+
+def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True) -> Result:
+    given = call.query.dtype
+    # view_as: three inputs of the fold, even where the caller gave one tensor three times
+    query, key, value = (x.to(call.dtype).contiguous().view_as(x) for x in (call.query, call.key, call.value))
+    job = Job(replace(call, query=query, key=key, value=value), reductions, need_output)
+    if (
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.compiler.is_compiling()
+    ):
+        flat = job.fold(buffered=False)
+    elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in job.tensors):
+        flat = Fold.apply(job, *job.tensors)
+    else:
+        flat = job.fold(buffered=True)
+    output, *totals = tree_unflatten(list(flat), job.spec)
+    answers = (reduction.finish(total, call) for reduction, total in zip(reductions, totals, strict=True))
+    return Result(None if output is None else output.to(given), tuple(answers))
+
+
+class Job:
+    """One fold to run: a call and what is asked of it."""
+
+    spec: TreeSpec
+
+    def __init__(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool):
+        self.call, self.reductions, self.need_output = call, reductions, need_output
+        of_reductions = (tensor for reduction in reductions for tensor in reduction.tensors)
+        self.tensors = tuple({id(tensor): tensor for tensor in (*call.tensors, *of_reductions)}.values())
+
+    def fold(self, buffered: bool) -> list[Any]:
+        flat, self.spec = tree_flatten(fold(self.call, self.reductions, self.need_output, buffered))
+        return flat
+
+
+class Fold(torch.autograd.Function):
+    """The fold with a gradient that runs it again, so that nothing of size L x S is kept.
+
+    A derivative of the gradient is taken through plain operations and does keep the panels.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, *tensors: Tensor) -> tuple[Any, ...]:
+        flat = job.fold(buffered=True)
+        ctx.job, ctx.empty = job, [x is None for x in flat]
+        ctx.save_for_backward(*tensors, *(x for x in flat if x is not None))
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(x for x in flat if x is not None and not x.dtype.is_floating_point))
+        return tuple(flat)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors[: len(ctx.job.tensors)]  # raises if one was changed in place
+        if not torch.is_grad_enabled():
+            results = iter(ctx.saved_tensors[len(tensors) :])
+            return None, *gradient(ctx.job, [None if empty else next(results) for empty in ctx.empty], grads)
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
+        pairs = [
+            (x, grad) for x, grad in zip(ctx.job.fold(buffered=False), grads, strict=True) if grad is not None
+        ]
+        outputs, grads = zip(*((x, grad) for x, grad in pairs if x.requires_grad), strict=True)
+        found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
+        return None, *(next(found) if tensor.requires_grad else None for tensor in tensors)

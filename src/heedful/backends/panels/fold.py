@@ -1,0 +1,164 @@
+"""The fold itself: one panel after another, each with exact weights.
+
+There is one fold and two ways through it: with buffers (fast, not recorded), and without (plain operations, which
+autograd, `torch.func` and forward mode can follow).
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ..._call import Call
+from ...reductions import Panel, Reduction
+from .. import _exact
+from .._dropout import keep_scale
+from .plan import Part, plan
+from .totals import Totals
+
+
+class Buffers:
+    """Memory used again by every panel. Switched off, it hands out nothing and operations allocate as usual."""
+
+    def __init__(self, on: bool, dtype: torch.dtype, device: torch.device):
+        self.on, self.dtype, self.device = on, dtype, device
+        self.flat: dict[str, Tensor] = {}
+
+    def get(self, name: str, *shape: int) -> Tensor | None:
+        if not self.on:
+            return None
+        size = math.prod(shape)
+        if name not in self.flat or self.flat[name].numel() < size:
+            self.flat[name] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return self.flat[name][:size].view(shape)
+
+    def own(self, x: Tensor) -> Tensor:
+        """`x`, copied if it lies in a buffer that the next panel overwrites."""
+        storage = x.untyped_storage().data_ptr() if self.on else None
+        return (
+            x.clone()
+            if any(storage == flat.untyped_storage().data_ptr() for flat in self.flat.values())
+            else x
+        )
+
+
+def scaled_query(call: Call, part: Part) -> Tensor:
+    """The queries of a panel, times the scale, (batch, groups, heads per group * rows, E)."""
+    return grouped(part.of_rows(call.query) * call.scale, part)
+
+
+def grouped(x: Tensor, part: Part) -> Tensor:
+    """(batch, heads, rows, ...) -> (batch, groups, heads per group * rows, ...)"""
+    groups = part.groups.stop - part.groups.start
+    return x.reshape(x.shape[0], groups, -1, x.shape[-1])
+
+
+def attend(call: Call, part: Part, buffers: Buffers, careful: bool) -> Panel:
+    """The exact weights of one panel, before edits."""
+    query, key = scaled_query(call, part), part.of_keys(call.key)
+    if careful:
+        logits = _exact.scores(query, key)
+    else:
+        logits = torch.matmul(query, key.mT, out=buffers.get("logits", *query.shape[:-1], key.shape[2]))
+    logits = logits.view(*part.rows.shape, key.shape[2])
+    if call.softcap is not None:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
+    for term in call.bias:
+        logits = logits + torch.cat([term.bias(part.rows, span).to(call.dtype) for span in part.spans], -1)
+    logits = fill_masked(logits, part, -torch.inf, buffers)
+
+    peak = logits.amax(-1, keepdim=True)
+    nobody = peak == -torch.inf
+    empty_rows = bool(part.masked or call.bias) and (not buffers.on or bool(nobody.any()))
+    if empty_rows:
+        logits = logits.masked_fill(nobody, 0)
+    weights = torch.softmax(logits, -1, out=buffers.get("weights", *logits.shape))
+    logsumexp = peak.squeeze(-1) - weights.amax(-1).log()
+    if empty_rows:
+        weights = weights.masked_fill(nobody, 0)
+    if call.sinks is not None:
+        without_sink = logsumexp
+        logsumexp = torch.logaddexp(without_sink, call.sinks.to(call.dtype)[part.heads, None])
+        weights = weights * (without_sink - logsumexp).exp()[..., None]
+
+    lowest = torch.finfo(call.dtype).min
+    if call.bias:
+        logits = logits.clamp(min=lowest)
+    logits = fill_masked(logits, part, lowest, buffers)
+    return Panel(
+        weights,
+        logits,
+        logsumexp,
+        part.rows,
+        part.spans,
+        part.of_keys(call.value),
+        (part.batch, part.heads, part.index),
+    )
+
+
+def fill_masked(x: Tensor, part: Part, number: float, buffers: Buffers) -> Tensor:
+    """A panel with its masked pairs set to a number, in place where it lies in a buffer."""
+    if not part.masked:
+        return x
+    if buffers.on:
+        for columns, hidden in part.masked:
+            x[..., columns].masked_fill_(hidden, number)
+        return x
+    columns = x.split([len(keys) for keys, _ in part.pieces], -1)
+    blocks = [block for _, block in part.pieces]
+    filled = [
+        x if block is True else x.masked_fill(~block, number)
+        for x, block in zip(columns, blocks, strict=True)
+    ]
+    return torch.cat(filled, -1)
+
+
+def sum_values(call: Call, part: Part, panel: Panel, careful: bool) -> Tensor:
+    """weights @ value of one panel after dropout, (batch, heads, rows, Ev)."""
+    kept = panel.weights
+    if call.dropout_p:
+        kept = kept * keep_scale(call, part.rows, panel.keys)
+    kept = grouped(kept, part)
+    if careful:
+        output = _exact.weighted_sum(kept, panel.value, grouped(panel.visible, part))
+    else:
+        output = kept @ panel.value
+    return output.view(*part.rows.shape, -1)
+
+
+def fold(call: Call, reductions: tuple[Reduction, ...], need_output: bool, buffered: bool) -> list[Any]:
+    """The output (or None) and the merged contributions of every reduction.
+
+    A masked NaN or infinity shows in the output at once, so only then is the fold run again with care.
+    """
+    results = _fold(call, reductions, need_output, buffered, careful=False)
+    if need_output and not all_finite(results[0]):
+        results = _fold(call, reductions, need_output, buffered, careful=True)
+    return results
+
+
+def _fold(
+    call: Call, reductions: tuple[Reduction, ...], need_output: bool, buffered: bool, careful: bool
+) -> list[Any]:
+    buffers = Buffers(buffered, call.dtype, call.query.device)
+    num_keys = call.key.shape[2]
+    totals = [Totals(type(each).__name__, each.place, each.merge, num_keys) for each in reductions]
+    output = Totals("output", "rows", "sum", num_keys)
+    for part in plan(call):
+        panel = attend(call, part, buffers, careful).edited_by(call.edits)
+        if need_output:
+            output.add(part, sum_values(call, part, panel, careful))
+        for reduction, total in zip(reductions, totals, strict=True):
+            total.add(part, tree_map(buffers.own, reduction.panel(panel)))
+    return [output.result() if need_output else None, *(total.result() for total in totals)]
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether every number is finite, read through the wrappers of torch.func; True where numbers cannot be read."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    if torch.compiler.is_compiling() or x.device.type == "meta":
+        return True
+    return bool(torch.isfinite(x.detach()).all())

@@ -1,0 +1,108 @@
+"""How a call is cut into panels."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..._call import Call
+from ..._rows import Rows
+from ...masks import Block
+
+ROWS = 128
+ELEMENTS = {"cpu": 2**19}
+MANY_ELEMENTS = 2**26
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One panel's place in a call: some batch items, heads and queries, and the keys those can reach."""
+
+    batch: slice
+    heads: slice
+    groups: slice
+    index: slice
+    rows: Rows
+    pieces: tuple[tuple[range, Block], ...]
+    spans: tuple[range, ...]
+
+    @cached_property
+    def masked(self) -> list[tuple[slice, Tensor]]:
+        """Columns of the panel that hold masked pairs, and which pairs those are."""
+        found, column = [], 0
+        for keys, block in self.pieces:
+            if isinstance(block, Tensor):
+                found.append((slice(column, column + len(keys)), ~block))
+            column += len(keys)
+        return found
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """(B, H, L, ...) -> (batch, heads, rows, ...)"""
+        return x[self.batch, self.heads, self.index]
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """(B, G, S, ...) -> (batch, groups, keys, ...); a view where the keys are one range."""
+        spans = [x[self.batch, self.groups, span.start : span.stop] for span in self.spans]
+        return spans[0] if len(spans) == 1 else torch.cat(spans, 2)
+
+    def add_to_keys(self, total: Tensor, x: Tensor) -> None:
+        """Add (batch, groups, keys, ...) to its place in (B, G, S, ...)."""
+        for span, share in zip(self.spans, x.split([len(span) for span in self.spans], 2), strict=True):
+            total[self.batch, self.groups, span.start : span.stop] += share
+
+
+def chunks(size: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, size)) for start in range(0, max(size, 1), step)]
+
+
+def plan(call: Call) -> Iterator[Part]:
+    """The parts of a call: batch items, then rows, then heads. It depends on sizes and the mask only."""
+    B, H, L, _ = call.query.shape
+    G, S = call.key.shape[1:3]
+    per_group = max(H // max(G, 1), 1)
+    budget = ELEMENTS.get(call.query.device.type, MANY_ELEMENTS)
+    row_step = min(ROWS, max(L, 1))
+    batch_step = max(1, budget // max(H * row_step * S, 1))
+    for batch in chunks(B, batch_step):
+        for index in chunks(L, row_step):
+            rows = call.rows.part(batch, slice(0, H), index)
+            pieces = [(range(S), True)] if call.mask is None else call.mask.pieces(rows)
+            pieces = pieces or [(range(1), torch.zeros(1, 1, dtype=torch.bool, device=rows.device))]
+            spans = _spans([keys for keys, _ in pieces])
+            size = math.prod(rows.shape[::2]) * sum(map(len, spans))
+            for heads in chunks(H, _head_step(per_group, budget // max(size, 1))):
+                groups = slice(heads.start // per_group, (heads.stop - 1) // per_group + 1)
+                yield Part(
+                    batch,
+                    heads,
+                    groups,
+                    index,
+                    rows.part(slice(0, rows.shape[0]), heads, slice(0, rows.shape[2])),
+                    tuple((keys, _of_heads(block, heads)) for keys, block in pieces),
+                    spans,
+                )
+
+
+def _head_step(per_group: int, wanted: int) -> int:
+    """Heads per panel: whole groups, or an even part of one."""
+    if wanted >= per_group:
+        return wanted // per_group * per_group
+    return next(step for step in range(max(wanted, 1), 0, -1) if per_group % step == 0)
+
+
+def _of_heads(block: Block, heads: slice) -> Block:
+    several = isinstance(block, Tensor) and block.dim() == 4 and block.shape[1] > 1
+    return block[:, heads] if several else block
+
+
+def _spans(keys: list[range]) -> tuple[range, ...]:
+    spans: list[range] = []
+    for part in keys:
+        if spans and spans[-1].stop == part.start:
+            spans[-1] = range(spans[-1].start, part.stop)
+        else:
+            spans.append(part)
+    return tuple(spans)
