@@ -1,8 +1,9 @@
 """heedful: attention for PyTorch that keeps its weights."""
 
-from . import masks
+from . import edits, masks
 from ._attention import Attention, scaled_dot_product_attention
 from ._weights import Weights
+from .edits import ablate, cut, without_sink
 from .masks import Mask
 from .reductions import (
     Entropy,
@@ -29,6 +30,10 @@ __all__ = [
     "Reduction",
     "TopK",
     "Weights",
+    "ablate",
+    "cut",
+    "edits",
     "masks",
     "scaled_dot_product_attention",
+    "without_sink",
 ]

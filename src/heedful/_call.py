@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._checks import boolean, describe
 from ._rows import Index, Rows
 from .masks import Dense, Mask
 from .reductions import Edit, Reduction
@@ -132,7 +133,7 @@ def make_call(
         query,
         key,
         value,
-        Rows(slice(0, B), slice(0, H), slice(0, L), start, S, query.device),
+        Rows(slice(0, B), slice(0, H), slice(0, L), start, H, L, S, query.device),
         mask=_mask(mask, dims, sizes, query.device),
         bias=_bias(attn_bias, dims, sizes, query.device),
         scale=_scale(scale, E),
@@ -140,7 +141,7 @@ def make_call(
         sinks=_sinks(sinks, H, query.device),
         dropout_p=_dropout(dropout_p),
         seed=int(torch.randint(2**31, ()).item()) if dropout_p else 0,
-        edits=edits,
+        edits=_edits(edit, sizes),
     )
 
 
@@ -244,9 +245,8 @@ def _query_start(query_start: int | Tensor | None, B: int, L: int, S: int) -> in
     ):
         start = query_start.detach().cpu().long().flatten()
         return int(start[0]) if len(start) == 1 or bool((start == start[0]).all()) else start
-    shown = tuple(query_start.shape) if isinstance(query_start, Tensor) else repr(query_start)
     raise ValueError(
-        f"query_start must be an integer or an integer tensor (B,) with B = {B}, got {shown}. "
+        f"query_start must be an integer or an integer tensor (B,) with B = {B}, got {describe(query_start)}. "
         "It is the position of the first query among the keys; None puts the last query at the last key."
     )
 
@@ -257,19 +257,7 @@ def _mask(
     if mask is None:
         return None
     if isinstance(mask, Tensor):
-        if mask.dtype.is_floating_point or mask.dtype.is_complex:
-            raise TypeError(
-                f"mask must be bool or integer 0/1, got {str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}. "
-                "A float mask could mean two things: write mask=(m != 0) if nonzero means may attend, "
-                "or attn_bias=m if it is added to the scores."
-            )
-        if mask.dtype != torch.bool:
-            if mask.device.type != "meta" and bool(((mask != 0) & (mask != 1)).any()):
-                raise ValueError(
-                    f"mask must hold 0 and 1 only, got values from {int(mask.min())} to {int(mask.max())}. "
-                    "1 = may attend. Numbers to add to the scores go into attn_bias."
-                )
-            mask = mask != 0
+        mask = boolean("mask", mask)
         mask = Dense(_fit("mask", mask, dims, sizes))
     if not isinstance(mask, Mask):
         raise TypeError(f"mask must be a heedful mask or a bool tensor, got {type(mask).__name__}.")
@@ -317,7 +305,7 @@ def _bias(
         if isinstance(term, Tensor):
             if not term.dtype.is_floating_point:
                 raise TypeError(
-                    f"attn_bias must be floating point, got {str(term.dtype).removeprefix('torch.')} {tuple(term.shape)}. "
+                    f"attn_bias must be floating point, got {describe(term)}. "
                     "It is added to the scores; a bool or 0/1 tensor that says who may attend goes into mask."
                 )
             if term.device != device:
@@ -359,17 +347,26 @@ def _sinks(sinks: Tensor | None, H: int, device: torch.device) -> Tensor | None:
     if sinks is None:
         return None
     if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point or sinks.shape != (H,):
-        shown = (
-            f"{sinks.dtype} {tuple(sinks.shape)}".replace("torch.", "")
-            if isinstance(sinks, Tensor)
-            else repr(sinks)
-        )
         raise ValueError(
-            f"sinks must be a floating-point tensor (H,) with H = {H}, one logit per head, got {shown}."
+            f"sinks must be a floating-point tensor (H,) with H = {H}, one logit per head, got {describe(sinks)}."
         )
     if sinks.device != device:
         raise ValueError(f"sinks is on {sinks.device}, query on {device}. Move it with .to(query.device).")
     return sinks
+
+
+def _edits(edit: Edit | Sequence[Edit] | None, sizes: tuple[int, int, int, int]) -> tuple[Edit, ...]:
+    edits = () if edit is None else (edit,) if callable(edit) else tuple(edit)
+    for each in edits:
+        if not callable(each):
+            raise TypeError(f"edit must be a function panel -> weights, or a sequence of them, got {each!r}.")
+        complaints = each.misfits(*sizes) if hasattr(each, "misfits") else []
+        if complaints:
+            B, H, L, S = sizes
+            raise ValueError(
+                f"edit does not fit the call (B={B}, H={H}, L={L}, S={S}): {'; '.join(complaints)}."
+            )
+    return edits
 
 
 def _dropout(dropout_p: float) -> float:

@@ -31,6 +31,8 @@ class Rows:
         heads: Chosen query heads, likewise.
         index: Chosen queries, likewise.
         start: Position of query 0 among the keys: one number, or one per batch item of the whole call.
+        num_heads: Number of query heads H of the whole call.
+        num_queries: Number of queries L of the whole call.
         num_keys: Number of keys S.
         device: Where the tensors of the call live.
     """
@@ -39,6 +41,8 @@ class Rows:
     heads: Index
     index: Index
     start: int | Tensor
+    num_heads: int
+    num_queries: int
     num_keys: int
     device: torch.device
 

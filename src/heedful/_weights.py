@@ -148,7 +148,11 @@ class Weights(TensorLike):
         return matrix if dtype is None else matrix.to(dtype)
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """weights @ x in O(N) memory and the dtype of x: (..., H, L, F), for x (..., H or G or 1, S, F), (S, F) or (S,)."""
+        """weights @ x, (..., H, L, F), in the dtype of x and O(N) memory.
+
+        Args:
+            x: (..., H or G or 1, S, F), or (S, F), or (S,).
+        """
         G = self._call.key.shape[1]
         value = self._operand(x, "weights @ x", "S", self._call.key.shape[2])
         key = self._call.key
@@ -327,7 +331,11 @@ class TransposedWeights(TensorLike):
         return self.mT.full().mT
 
     def __matmul__(self, y: Tensor) -> Tensor:
-        """weights.mT @ y in O(N) memory and the dtype of y: (..., H, S, F), for y (..., H or 1, L, F), (L, F) or (L,)."""
+        """weights.mT @ y, (..., H, S, F), in the dtype of y and O(N) memory.
+
+        Args:
+            y: (..., H or G or 1, L, F), or (L, F), or (L,).
+        """
         H, L = self.mT._call.query.shape[1:3]
         operand = self.mT._operand(y, "weights.mT @ y", "L", L)
         operand = operand.repeat_interleave(H // operand.shape[1], 1)

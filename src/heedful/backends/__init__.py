@@ -1,4 +1,6 @@
-"""Who computes a call. Each backend is a module with
+"""Who computes a call.
+
+Each backend is a module with:
 
     NAME                                            what users call it
     refusals(call) -> list[str]                     why it cannot take the call, one sentence each
@@ -32,6 +34,7 @@ class Result(NamedTuple):
 
 
 def load(name: str) -> ModuleType:
+    """The backend of that name."""
     return import_module(f".{name}", __name__)
 
 

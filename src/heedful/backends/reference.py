@@ -16,10 +16,12 @@ NAME = "reference"
 
 
 def refusals(call: Call) -> list[str]:
+    """Nothing is refused."""
     return []
 
 
 def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True) -> Result:
+    """Build the weights, sum the values, answer the questions."""
     panel, visible = attend(call)
     output = None
     if need_output:

@@ -22,10 +22,12 @@ NAME = "panels"
 
 
 def refusals(call: Call) -> list[str]:
+    """Nothing is refused."""
     return []
 
 
 def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True) -> Result:
+    """Fold the panels of a call, recorded for autograd where a gradient may be asked."""
     given = call.query.dtype
     # view_as: three inputs of the fold, even where the caller gave one tensor three times
     query, key, value = (x.to(call.dtype).contiguous().view_as(x) for x in (call.query, call.key, call.value))

@@ -50,7 +50,7 @@ def scaled_query(call: Call, part: Part) -> Tensor:
 
 
 def grouped(x: Tensor, part: Part) -> Tensor:
-    """(batch, heads, rows, ...) -> (batch, groups, heads per group * rows, ...)"""
+    """(batch, heads, rows, ...) -> (batch, groups, heads per group * rows, ...)."""
     groups = part.groups.stop - part.groups.start
     return x.reshape(x.shape[0], groups, -1, x.shape[-1])
 

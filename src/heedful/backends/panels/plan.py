@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..._call import Call
 from ..._rows import Rows
-from ...masks import Block
+from ...masks._algebra import Block
 
 ROWS = 128
 ELEMENTS = {"cpu": 2**19}
@@ -40,7 +40,7 @@ class Part:
         return found
 
     def of_rows(self, x: Tensor) -> Tensor:
-        """(B, H, L, ...) -> (batch, heads, rows, ...)"""
+        """(B, H, L, ...) -> (batch, heads, rows, ...)."""
         return x[self.batch, self.heads, self.index]
 
     def of_keys(self, x: Tensor) -> Tensor:
@@ -55,6 +55,7 @@ class Part:
 
 
 def chunks(size: int, step: int) -> list[slice]:
+    """A dimension cut into steps; one empty step for an empty dimension."""
     return [slice(start, min(start + step, size)) for start in range(0, max(size, 1), step)]
 
 

@@ -1,0 +1,45 @@
+"""Reading what a caller gave: descriptions and conversions."""
+
+import torch
+from torch import Tensor
+
+
+def describe(value: object) -> str:
+    """A tensor by its dtype and shape, anything else as it prints."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f"{value.dtype} {tuple(value.shape)}".removeprefix("torch.")
+
+
+def integers(name: str, value: int | Tensor) -> Tensor:
+    """An integer tensor of no or one dimension, not negative."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = torch.tensor(value)
+    if (
+        not isinstance(value, Tensor)
+        or value.dtype.is_floating_point
+        or value.dtype == torch.bool
+        or value.dim() > 1
+    ):
+        raise ValueError(f"{name} must be an integer or an integer tensor (B,), got {describe(value)}.")
+    if value.numel() and int(value.min()) < 0:
+        raise ValueError(f"{name} must not be negative, got {value.tolist()}.")
+    return value
+
+
+def boolean(name: str, value: Tensor) -> Tensor:
+    """A bool tensor from a bool or integer 0/1 tensor."""
+    if not isinstance(value, Tensor) or value.dtype.is_floating_point or value.dtype.is_complex:
+        raise TypeError(
+            f"{name} must be bool or integer 0/1, got {describe(value)}. "
+            "A float mask could mean two things: write mask=(m != 0) if nonzero means may attend, "
+            "or attn_bias=m if it is added to the scores."
+        )
+    if value.dtype == torch.bool:
+        return value
+    if value.device.type != "meta" and bool(((value != 0) & (value != 1)).any()):
+        raise ValueError(
+            f"{name} must hold 0 and 1 only, got values from {int(value.min())} to {int(value.max())}. "
+            "1 = may attend. Numbers to add to the scores go into attn_bias."
+        )
+    return value != 0

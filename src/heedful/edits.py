@@ -1,0 +1,141 @@
+"""Edits: change the weights before the values are summed.
+
+An edit is a pure function panel -> weights, for `scaled_dot_product_attention(..., edit=...)`; a sequence is applied in
+order. The weights that a call returns are the edited ones. An edit of your own gets a `Panel` and returns weights of
+the same shape and dtype; where gradients must reach tensors that it closes over, it lists them as `.tensors`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ._rows import Index
+from .reductions import Edit, Panel
+
+Choice = int | slice | Sequence[int] | Tensor
+
+
+@dataclass(frozen=True)
+class Ablate:
+    """Some heads see nothing."""
+
+    heads: tuple[int, ...]
+
+    def misfits(self, B: int, H: int, L: int, S: int) -> list[str]:
+        return [f"ablate({head}) names a head of {H}" for head in self.heads if not -H <= head < H]
+
+    def __call__(self, panel: Panel) -> Tensor:
+        H = panel.rows.num_heads
+        wanted = torch.tensor([head % H for head in self.heads], device=panel.weights.device)
+        heads = _numbers(panel.rows.heads, panel.weights.device)
+        return panel.weights.masked_fill(torch.isin(heads, wanted)[:, None, None], 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Some queries cannot look at some keys; what they lose is lost, or shared out among the rest."""
+
+    rows: Choice
+    keys: Choice
+    renormalize: bool
+
+    def misfits(self, B: int, H: int, L: int, S: int) -> list[str]:
+        complaints = []
+        for name, choice, size in (("rows", self.rows, L), ("keys", self.keys, S)):
+            try:
+                torch.arange(size)[_as_index(choice)]
+            except IndexError as error:
+                complaints.append(f"cut(): {name}={choice!r} does not fit {size} {name}: {error}")
+        return complaints
+
+    def __call__(self, panel: Panel) -> Tensor:
+        device = panel.weights.device
+        rows = _among(_numbers(panel.rows.index, device), self.rows, panel.rows.num_queries)
+        keys = _among(panel.keys, self.keys, panel.rows.num_keys)
+        weights = panel.weights.masked_fill(rows[:, None] & keys, 0)
+        return _shared_out(weights, panel.weights) if self.renormalize else weights
+
+
+@dataclass(frozen=True)
+class WithoutSink:
+    """The first keys are set aside, and the rest of each row sums to what the whole did."""
+
+    keys: int
+
+    def misfits(self, B: int, H: int, L: int, S: int) -> list[str]:
+        return [f"without_sink({self.keys}) sets aside more than the {S} keys"] if self.keys > S else []
+
+    def __call__(self, panel: Panel) -> Tensor:
+        return _shared_out(panel.weights.masked_fill(panel.keys < self.keys, 0), panel.weights)
+
+
+def ablate(*heads: int) -> Edit:
+    """Zero whole heads: their output is 0, and nothing else changes.
+
+    Args:
+        heads: Numbers of query heads; negative ones count from the end.
+
+    Cost: one pass over each panel.
+    """
+    for head in heads:
+        if isinstance(head, bool) or not isinstance(head, int):
+            raise TypeError(
+                f"ablate(): heads must be integers, got {head!r}. Write ablate(0, 4) for two heads."
+            )
+    return Ablate(heads)
+
+
+def cut(rows: Choice, keys: Choice, *, renormalize: bool = False) -> Edit:
+    """Cut the edges between two groups of tokens: these queries no longer look at those keys.
+
+    Args:
+        rows: Indices of queries: a number, a slice, a list, an integer tensor, or a bool tensor (L,).
+        keys: Indices of keys, likewise.
+        renormalize: Share the lost weight out among the other keys, so that rows keep their sum. A row that
+            loses everything stays 0.
+
+    Cost: one or two passes over each panel.
+    """
+    return Cut(rows, keys, renormalize)
+
+
+def without_sink(keys: int = 1) -> Edit:
+    """Set the first keys aside and renormalize: what do heads look at, apart from the attention sink?
+
+    Args:
+        keys: How many of the first keys are sinks.
+
+    A row that looks at nothing else becomes 0. Source: Xiao et al., "Efficient Streaming Language Models with
+    Attention Sinks" (2023). Cost: two passes over each panel.
+    """
+    if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
+        raise ValueError(f"without_sink(): keys must be an integer of at least 1, got {keys!r}.")
+    return WithoutSink(keys)
+
+
+def _shared_out(weights: Tensor, before: Tensor) -> Tensor:
+    left = weights.sum(-1, keepdim=True)
+    return torch.where(left > 0, weights * (before.sum(-1, keepdim=True) / left.masked_fill(left <= 0, 1)), 0)
+
+
+def _numbers(index: Index, device: torch.device) -> Tensor:
+    return (
+        torch.arange(index.start, index.stop, device=device) if isinstance(index, slice) else index.to(device)
+    )
+
+
+def _as_index(choice: Choice) -> slice | Tensor:
+    if isinstance(choice, slice):
+        return choice
+    index = torch.as_tensor(choice)
+    return index if index.dim() else index[None]
+
+
+def _among(numbers: Tensor, choice: Choice, size: int) -> Tensor:
+    """Which of these numbers are chosen among `size`, bool."""
+    chosen = torch.zeros(size, dtype=torch.bool, device=numbers.device)
+    index = _as_index(choice)
+    chosen[index.to(numbers.device) if isinstance(index, Tensor) else index] = True
+    return chosen[numbers]
