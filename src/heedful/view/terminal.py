@@ -1,0 +1,194 @@
+"""A picture as lines of text. Magnitude lives in the signs; color only repeats it."""
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from heedful.view.page import Page
+from heedful.view.picture import HeadSummary, Picture
+from heedful.view.rows import rows_of_weights
+from heedful.view.sentence import sentence
+from heedful.view.summary import LETTERS, NEAR
+from heedful.view.text import UNICODE, Glyphs, fit, flow, paragraph
+
+NARROWEST = 40
+COLORS = {
+    "P": "blue",
+    "N": "cyan",
+    "S": "bright_black",
+    "T": "magenta",
+    "U": "yellow",
+    "D": "red",
+    "L": "green",
+}
+
+PLACE_NAMES = {
+    "self": "the token itself",
+    "first": "the first token",
+    "previous": "the token before",
+    "next": "the token after",
+    "special": "other special tokens and punctuation",
+    "same": "the same token elsewhere",
+    "near": f"others within {NEAR} tokens",
+    "far": "tokens farther away",
+}
+
+
+def draw(picture: Picture, width: int = 80, glyphs: Glyphs = UNICODE, encoding: str = "utf-8") -> list[Text]:
+    """Draw a picture.
+
+    Args:
+        picture: What to draw.
+        width: Cells that a line may take; less than 40 counts as 40.
+        glyphs: The signs for magnitudes.
+        encoding: Characters that it lacks are shown as escapes.
+
+    Returns:
+        The lines, none of them wider than `width`.
+    """
+    page = Page(picture, max(width, NARROWEST), glyphs, encoding)
+    sections = [
+        title(page),
+        grid(page),
+        legend(page),
+        chosen_head(page),
+        rows_of_weights(page),
+        sentence(page),
+    ]
+    sections += [token_lists(page)] if picture.choice.token_given else [strongest_links(page)]
+    lines = []
+    for section in sections:
+        lines += section if not lines or not section else [Text(), *section]
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+def title(page: Page) -> list[Text]:
+    """The model, its size, the text's length, and what the numbers are."""
+    layers, heads = len(page.picture.heads), len(page.picture.heads[0])
+    facts = [
+        f"{layers} layers {page.glyphs.times} {heads} heads",
+        f"{len(page.labels)} tokens",
+        *(["causal"] if page.picture.causal else []),
+        "attention weights",
+    ]
+    return flow([Text(page.picture.model, style="bold"), *map(Text, facts)], page.width, gap=3)
+
+
+def grid(page: Page) -> list[Text]:
+    """Layers down, heads across; each cell is a letter for where the head looks and a column for its entropy."""
+    num_heads = len(page.picture.heads[0])
+    name = "layer {}" if page.width >= 60 else "L{}"
+    margin = len(name.format(len(page.picture.heads) - 1)) + 1
+    per_line = min(num_heads, (page.width - margin) // 3)
+    lines = []
+    for start in range(0, num_heads, per_line):
+        numbers = range(start, min(start + per_line, num_heads))
+        lines += [Text()] if lines else []
+        lines.append(Text(" " * margin + "".join(f"{n:>3}"[-3:] for n in numbers), style="dim"))
+        for layer, heads in enumerate(page.picture.heads):
+            line = Text(fit(name.format(layer), margin), style="dim")
+            line.append_text(Text.assemble(*(_cell(page, heads[n]) for n in numbers)))
+            lines.append(line)
+    return lines
+
+
+def _cell(page: Page, head: HeadSummary) -> Text:
+    chosen = head is page.picture.summary
+    steps = len(page.glyphs.heights) - 1
+    height = page.glyphs.heights[max(1, round(head.entropy * steps))]
+    cell = Text(page.glyphs.chosen if chosen else " ", style="not dim bold")
+    return cell.append(
+        head.letter + height, style=f"not dim {'bold' if chosen else 'not bold'} {_color(head.letter)}"
+    )
+
+
+def _color(letter: str) -> str:
+    return COLORS.get(letter, "default")
+
+
+def legend(page: Page) -> list[Text]:
+    """What the letters that occur and the columns mean."""
+    present = {head.letter for heads in page.picture.heads for head in heads}
+    low, high = page.glyphs.heights[1], page.glyphs.heights[-1]
+    items = [
+        Text(letter, style=f"bold {_color(letter)}").append(f" {meaning}", style="not bold default")
+        for letter, meaning in LETTERS.items()
+        if letter in present
+    ]
+    items.append(Text(f"{low} at one token to {high} at all alike"))
+    if any(token.continues for token in page.picture.tokens):
+        items.append(Text("## continues a word"))
+    return flow(items, page.width)
+
+
+def chosen_head(page: Page) -> list[Text]:
+    """The chosen head in words: where it looks, and why this head."""
+    choice, head = page.picture.choice, page.picture.summary
+    shares = sorted(head.places.items(), key=lambda item: -item[1])[:4]
+    parts = [f"{share:.2f} to {PLACE_NAMES[place]}" for place, share in shares if share >= 0.05]
+    parts[0] = parts[0].replace(" to ", " of its weight to ", 1)
+    line = Text(f"Layer {choice.layer}, head {choice.head}", style="bold")
+    line.append(
+        f" gives {', '.join(parts)}. Its entropy is {head.entropy:.2f} of the largest possible.",
+        style="not bold",
+    )
+    return paragraph(line, page.width) + paragraph(Text(_reason(page)), page.width)
+
+
+def _reason(page: Page) -> str:
+    picture, choice = page.picture, page.picture.choice
+    num_layers, num_heads = len(picture.heads), len(picture.heads[0])
+    link = f"{page.quoted(choice.link.query)} {page.glyphs.arrow} {page.quoted(choice.link.key)}"
+    what = f"the most telling link {'from this token' if choice.token_given else 'between ' + choice.kind}"
+    if choice.layer_given and choice.head_given:
+        return f"Here {what} is {link}."
+    if choice.layer_given:
+        among = f"the {num_heads} heads of layer {choice.layer}"
+    elif choice.head_given:
+        among = f"the heads {choice.head} of {num_layers} layers"
+    else:
+        among = f"all {num_layers * num_heads} heads"
+    return f"Chosen from {among} for {what}: {link}."
+
+
+def strongest_links(page: Page) -> list[Text]:
+    """The chosen head's strongest links, written out."""
+    links, arrow = page.picture.links, page.glyphs.arrow
+    heading = Text("Strongest links of this head between " + page.picture.choice.kind)
+    return paragraph(heading, page.width) + _bars(
+        page, [(f"{page.quoted(link.query)} {arrow} {page.quoted(link.key)}", link.weight) for link in links]
+    )
+
+
+def token_lists(page: Page) -> list[Text]:
+    """What the chosen token looks at, and what looks at it."""
+    picture, query = page.picture, page.picture.choice.query
+    row = picture.rows[query]
+    looks_at = [(page.quoted(link.key), link.weight) for link in row.links if link.weight >= 0.005]
+    hidden = row.others + len(row.links) - len(looks_at)
+    if hidden:
+        looks_at.append((f"{hidden} others", max(0.0, 1 - sum(weight for _, weight in looks_at))))
+    seers = sorted(enumerate(picture.seen_by), key=lambda item: -item[1])[: len(row.links)]
+    seen_by = [(page.quoted(token), weight) for token, weight in seers if weight >= 0.005]
+    lines = _bars(page, looks_at)
+    return [
+        *lines,
+        Text(),
+        Text.assemble("What looks at ", (page.quoted(query), "bold")),
+        *_bars(page, seen_by),
+    ]
+
+
+def _bars(page: Page, items: Sequence[tuple[str, float]]) -> list[Text]:
+    """One line for each item: its name, its weight, and a bar."""
+    room = page.width - 10
+    names = max((cell_len(name) for name, _ in items), default=0)
+    names = min(names, room - 8)
+    lines = []
+    for name, weight in items:
+        line = Text(f"  {fit(name, names, page.glyphs.cut)}  {weight:.3f} ")
+        lines.append(line.append_text(page.bar(weight, min(40, room - names))))
+    return lines
