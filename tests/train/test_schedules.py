@@ -63,7 +63,12 @@ WARMED = {
         ("wsd", {"total": TOTAL, "warmup": WARMUP, "decay": 20}),
         (
             "get_wsd_schedule",
-            {"num_warmup_steps": WARMUP, "num_training_steps": TOTAL, "num_decay_steps": 20, "decay_type": "linear"},
+            {
+                "num_warmup_steps": WARMUP,
+                "num_training_steps": TOTAL,
+                "num_decay_steps": 20,
+                "decay_type": "linear",
+            },
         ),
     ),
 }
@@ -119,7 +124,13 @@ def test_inverse_sqrt_equals_transformers_one_step_earlier():
 def test_one_cycle_equals_torch(rise):
     other = rates(
         lambda opt: lr_scheduler.OneCycleLR(
-            opt, max_lr=1.0, total_steps=TOTAL, pct_start=rise, cycle_momentum=False, base_momentum=0, max_momentum=0
+            opt,
+            max_lr=1.0,
+            total_steps=TOTAL,
+            pct_start=rise,
+            cycle_momentum=False,
+            base_momentum=0,
+            max_momentum=0,
         ),
         TOTAL - 1,
     )
@@ -200,7 +211,9 @@ def test_never_rises_again_after_the_peak(name, warmup, length):
     settings, total = settings_for(name, warmup, length)
     curve = [schedule(name, **settings)(step) for step in range(total + 5)]
     peak = curve.index(max(curve))
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(curve[peak:], curve[peak + 1 :], strict=False))
+    assert all(
+        later <= earlier + 1e-12 for earlier, later in zip(curve[peak:], curve[peak + 1 :], strict=False)
+    )
 
 
 def test_restarts_grow_and_stop_at_the_end():

@@ -177,7 +177,9 @@ def schedule(name: str, **settings: float) -> Schedule:
     known = settings_of(name)
     parameters = inspect.signature(SCHEDULES[name]).parameters
     unknown = [setting for setting in settings if setting not in known]
-    missing = [key for key in known if parameters[key].default is inspect.Parameter.empty and key not in settings]
+    missing = [
+        key for key in known if parameters[key].default is inspect.Parameter.empty and key not in settings
+    ]
     for problem, keys in (("takes no", unknown), ("needs", missing)):
         if keys:
             takes = ", ".join(known) or "nothing"
@@ -219,6 +221,8 @@ def _check(function: str, step: int, warmup: int = 0, total: int | None = None, 
     if warmup < 0:
         raise ValueError(f"{function}(): warmup must not be negative, got {warmup}. 0 means no warm-up.")
     if total is not None and total <= warmup:
-        raise ValueError(f"{function}(): total must be more than warmup, got total {total} and warmup {warmup}.")
+        raise ValueError(
+            f"{function}(): total must be more than warmup, got total {total} and warmup {warmup}."
+        )
     if not 0 <= floor <= 1:
         raise ValueError(f"{function}(): floor is a fraction of the base rate between 0 and 1, got {floor}.")
