@@ -46,6 +46,10 @@ class Alibi:
         more = [2 ** (-4 * head / lower) for head in range(1, 2 * (self.num_heads - lower), 2)]
         return torch.tensor(first + more, dtype=torch.float32, device=device)
 
+    def misfits(self, B: int, H: int, L: int, S: int) -> list[str]:
+        """Why this cannot be meant for a call of these sizes: one sentence each, none when it fits."""
+        return _other_heads("Alibi", self.num_heads, H)
+
     def bias(self, rows: Rows, keys: range) -> Float[Tensor, "... heads rows keys"]:
         """What to add to the scores of one panel.
 
@@ -113,6 +117,15 @@ class RelativeBias(nn.Module):
         """The tensors that gradients must reach."""
         return (self.weight,)
 
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads."""
+        return self.weight.shape[1]
+
+    def misfits(self, B: int, H: int, L: int, S: int) -> list[str]:
+        """Why this cannot be meant for a call of these sizes: one sentence each, none when it fits."""
+        return _other_heads("RelativeBias", self.num_heads, H)
+
     def buckets(self, distance: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The bucket of each distance, key position minus query position.
 
@@ -162,11 +175,14 @@ class RelativeBias(nn.Module):
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
-        num_buckets, num_heads = self.weight.shape
         return (
-            f"num_heads={num_heads}, num_buckets={num_buckets}, max_distance={self.max_distance}, "
+            f"num_heads={self.num_heads}, num_buckets={self.weight.shape[0]}, max_distance={self.max_distance}, "
             f"bidirectional={self.bidirectional}"
         )
+
+
+def _other_heads(name: str, num_heads: int, wanted: int) -> list[str]:
+    return [] if num_heads == wanted else [f"{name} is for {num_heads} heads, the call has {wanted}"]
 
 
 def _check_buckets(num_heads: int, num_buckets: int, max_distance: int, bidirectional: bool) -> None:

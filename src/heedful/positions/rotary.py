@@ -91,14 +91,18 @@ class Rotary:
         return self.scaling is not None and self.scaling.needs_length
 
     def rotate(
-        self, x: Float[Tensor, "*batch length head_dim"], positions: int | Int[Tensor, "*#items length"] = 0
+        self,
+        x: Float[Tensor, "*batch length head_dim"],
+        positions: int | Int[Tensor, "*#items length"] = 0,
+        lengths: int | Int[Tensor, " items"] | None = None,
     ) -> Float[Tensor, "*batch length head_dim"]:
         """`x` turned by its positions. The turn is computed in float32 or better, and rounded once, to `x`'s dtype.
 
         Args:
             x: Queries or keys, of shape (..., length, head_dim).
-            positions: Position of the first, or the positions of all, (length,) or (batch, length). With a scaling that
-                needs the length of the sequence, that is the highest position of each item plus one.
+            positions: Position of the first, or the positions of all, (length,) or (batch, length).
+            lengths: Length of the whole sequence, one for all or one per batch item, for scalings that need it.
+                None: the highest position of each item plus one.
 
         Returns:
             A tensor like `x`.
@@ -114,15 +118,19 @@ class Rotary:
         positions = self._positions(x, positions)
         if length == 0:
             return x
-        cos, sin = self.tables(positions, head_dim, torch.promote_types(x.dtype, torch.float32))
-        if positions.ndim == 2:
+        cos, sin = self.tables(positions, head_dim, torch.promote_types(x.dtype, torch.float32), lengths)
+        if cos.ndim == 3:
             cos, sin = (table[(slice(None), *[None] * (x.ndim - 3))] for table in (cos, sin))
         turned_dim = 2 * cos.shape[-1]
         turned = self._turn(x[..., :turned_dim], cos, sin).to(x.dtype)
         return turned if turned_dim == head_dim else torch.cat((turned, x[..., turned_dim:]), dim=-1)
 
     def tables(
-        self, positions: Int[Tensor, "*items length"], head_dim: int, dtype: torch.dtype = torch.float32
+        self,
+        positions: Int[Tensor, "*items length"],
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        lengths: int | Int[Tensor, " items"] | None = None,
     ) -> tuple[Float[Tensor, "*items length pairs"], Float[Tensor, "*items length pairs"]]:
         """Cosines and sines of each pair's angle, times the scaling's magnitude.
 
@@ -130,6 +138,7 @@ class Rotary:
             positions: Integer positions, (..., length), at least one.
             head_dim: Size of the heads.
             dtype: What is computed in, float32 or float64.
+            lengths: As in `rotate`.
 
         Returns:
             Two tensors (..., length, rotary_dim / 2).
@@ -143,7 +152,9 @@ class Rotary:
         dim = self._turned_dim(head_dim)
         if self.scaling is None:
             return _cos_sin(positions, inverse_frequencies(dim, self.base, dtype, positions.device), 1.0)
-        lengths = positions.amax(-1, keepdim=True) + 1
+        if lengths is None:
+            lengths = positions.amax(-1) + 1
+        lengths = torch.as_tensor(lengths, device=positions.device)[..., None]
         frequencies = self.scaling.frequencies(dim, self.base, lengths, dtype)
         if self.needs_length:
             frequencies = frequencies[..., None, :]
