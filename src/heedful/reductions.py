@@ -191,21 +191,20 @@ class TopK(Reduction):
         return TopKResult(*total)
 
 
-def largest(x: Tensor, k: int, group: int = 64) -> Tensor:
+def largest(x: Tensor, k: int) -> Tensor:
     """Indices of the k largest along the last axis, largest first, in any order among equals.
 
-    The k largest lie in the k groups with the largest maxima, so for long rows only k groups are searched.
+    The k largest lie in the k groups of 8 with the largest maxima, so a long row is searched by its groups first.
     """
     width = x.shape[-1]
-    if width < 8 * group or k > width // group // 2:
+    groups = width // 8
+    if groups < 4 * k:
         return x.topk(k, -1).indices
-    whole = width // group * group
-    strided = x[..., :whole].unflatten(-1, (group, whole // group))
-    groups = largest(strided.amax(-2), k)
-    candidates = groups[..., None] + torch.arange(0, whole, whole // group, device=x.device)
-    rest = torch.arange(whole, width, device=x.device).expand(*x.shape[:-1], width - whole)
-    candidates = torch.cat([candidates.flatten(-2), rest], -1)
-    return candidates.gather(-1, x.gather(-1, candidates).topk(k, -1).indices)
+    best = largest(x[..., : 8 * groups].unflatten(-1, (8, groups)).amax(-2), k)
+    candidates = [best + member * groups for member in range(8)]
+    candidates += [torch.full_like(best[..., :1], last) for last in range(8 * groups, width)]
+    places = torch.cat(candidates, -1)
+    return places.gather(-1, x.gather(-1, places).topk(k, -1).indices)
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def grouped(x: Tensor, part: Part) -> Tensor:
     return x.reshape(x.shape[0], groups, -1, x.shape[-1])
 
 
-def attend(call: Call, part: Part, buffers: Buffers, careful: bool) -> Panel:
-    """The exact weights of one panel, before edits."""
+def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool = True) -> Panel:
+    """The exact weights of one panel, before edits. Unless `asked`, logits and logsumexp are left unfinished."""
     query, key = scaled_query(call, part), part.of_keys(call.key)
     if careful:
         logits = _exact.scores(query, key)
@@ -69,24 +69,26 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool) -> Panel:
         logits = logits + torch.cat([term.bias(part.rows, span).to(call.dtype) for span in part.spans], -1)
     logits = fill_masked(logits, part, -torch.inf, buffers)
 
-    peak = logits.amax(-1, keepdim=True)
-    nobody = peak == -torch.inf
-    empty_rows = bool(part.masked or call.bias) and (not buffers.on or bool(nobody.any()))
-    if empty_rows:
+    nobody = None
+    if part.masked or call.bias:
+        nobody = logits.amax(-1, keepdim=True) == -torch.inf
+        nobody = nobody if not buffers.on or bool(nobody.any()) else None
+    peak = logits.amax(-1) if asked or call.sinks is not None else None
+    if nobody is not None:
         logits = logits.masked_fill(nobody, 0)
     weights = torch.softmax(logits, -1, out=buffers.get("weights", *logits.shape))
-    logsumexp = peak.squeeze(-1) - weights.amax(-1).log()
-    if empty_rows:
+    # The largest logit and its weight give the denominator: much cheaper than a logsumexp.
+    logsumexp = peak - weights.amax(-1).log() if peak is not None else logits[..., 0]
+    if nobody is not None:
         weights = weights.masked_fill(nobody, 0)
     if call.sinks is not None:
         without_sink = logsumexp
         logsumexp = torch.logaddexp(without_sink, call.sinks.to(call.dtype)[part.heads, None])
         weights = weights * (without_sink - logsumexp).exp()[..., None]
-
-    lowest = torch.finfo(call.dtype).min
-    if call.bias:
-        logits = logits.clamp(min=lowest)
-    logits = fill_masked(logits, part, lowest, buffers)
+    if asked:
+        lowest = torch.finfo(call.dtype).min
+        logits = logits.masked_fill(nobody, lowest) if nobody is not None else logits
+        logits = logits.clamp(min=lowest) if call.bias else fill_masked(logits, part, lowest, buffers)
     return Panel(
         weights,
         logits,
@@ -144,10 +146,11 @@ def _fold(
 ) -> list[Any]:
     buffers = Buffers(buffered, call.dtype, call.query.device)
     num_keys = call.key.shape[2]
+    asked = bool(reductions or call.edits or careful)
     totals = [Totals(type(each).__name__, each.place, each.merge, num_keys) for each in reductions]
     output = Totals("output", "rows", "sum", num_keys)
     for part in plan(call):
-        panel = attend(call, part, buffers, careful).edited_by(call.edits)
+        panel = attend(call, part, buffers, careful, asked).edited_by(call.edits)
         if need_output:
             output.add(part, sum_values(call, part, panel, careful))
         for reduction, total in zip(reductions, totals, strict=True):

@@ -56,7 +56,7 @@ def _gradient(
     sums = Sums(job.tensors, call.dtype)
     buffers = Buffers(True, call.dtype, call.query.device)
     for part in plan(call):
-        panel = attend(call, part, buffers, careful)
+        panel = attend(call, part, buffers, careful, bool(asked or call.edits or call.sinks is not None))
         query, key, value = scaled_query(call, part), part.of_keys(call.key), panel.value
         if careful:
             query, key, value = map(_exact.finite, (query, key, value))

@@ -1,6 +1,5 @@
 """How a call is cut into panels."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,15 +65,15 @@ def plan(call: Call) -> Iterator[Part]:
     per_group = max(H // max(G, 1), 1)
     budget = ELEMENTS.get(call.query.device.type, MANY_ELEMENTS)
     row_step = min(ROWS, max(L, 1))
-    batch_step = max(1, budget // max(H * row_step * S, 1))
-    for batch in chunks(B, batch_step):
-        for index in chunks(L, row_step):
-            rows = call.rows.part(batch, slice(0, H), index)
+    for batch in chunks(B, max(1, budget // max(H * row_step * S, 1))):
+        blocks = [call.rows.part(batch, slice(0, H), index) for index in chunks(L, row_step)]
+        size = (batch.stop - batch.start) * row_step * _reach(call, blocks)
+        head_step = _head_step(per_group, budget // max(size, 1))
+        for index, rows in zip(chunks(L, row_step), blocks, strict=True):
             pieces = [(range(S), True)] if call.mask is None else call.mask.pieces(rows)
             pieces = pieces or [(range(1), torch.zeros(1, 1, dtype=torch.bool, device=rows.device))]
             spans = _spans([keys for keys, _ in pieces])
-            size = math.prod(rows.shape[::2]) * sum(map(len, spans))
-            for heads in chunks(H, _head_step(per_group, budget // max(size, 1))):
+            for heads in chunks(H, head_step):
                 groups = slice(heads.start // per_group, (heads.stop - 1) // per_group + 1)
                 yield Part(
                     batch,
@@ -85,6 +84,14 @@ def plan(call: Call) -> Iterator[Part]:
                     tuple((keys, _of_heads(block, heads)) for keys, block in pieces),
                     spans,
                 )
+
+
+def _reach(call: Call, blocks: list[Rows]) -> int:
+    """About how many keys a block of rows can reach: the most among the first, the middle and the last block."""
+    if call.mask is None:
+        return call.key.shape[2]
+    some = (blocks[0], blocks[len(blocks) // 2], blocks[-1])
+    return max(sum(map(len, call.mask.ranges(rows))) for rows in some)
 
 
 def _head_step(per_group: int, wanted: int) -> int:
