@@ -1,0 +1,59 @@
+// The plain C interface: one struct describes a call, and three functions take it.
+// Sizes and strides count elements. A null pointer means "absent" or "not asked for".
+#pragma once
+
+#include <stdint.h>
+
+#define HEEDFUL_EXPORT __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum heedful_dtype { HEEDFUL_FLOAT32, HEEDFUL_BFLOAT16, HEEDFUL_FLOAT16, HEEDFUL_BOOL };
+enum heedful_status { HEEDFUL_OK, HEEDFUL_OUT_OF_MEMORY, HEEDFUL_WRONG_SIZE };
+
+// A four-dimensional array: (batch, head, row, column). A broadcast dimension has stride 0.
+typedef struct {
+  void *data;
+  int64_t dtype;
+  int64_t stride[4];
+} heedful_array;
+
+typedef struct {
+  int64_t struct_size;  // sizeof(heedful_call), so that two builds cannot be mixed up unnoticed
+  int64_t threads;
+  int64_t batch, heads, kv_heads, queries, keys, width, value_width;
+
+  heedful_array query, key, value;
+  heedful_array output;  // (batch, heads, queries, value_width)
+
+  // From a dot product to a logit, in this order; then the sink joins the sum of the row.
+  float scale;
+  float softcap;               // 0: none
+  heedful_array bias;          // (batch, heads, queries, keys); minus infinity is a mask
+  const float *slopes;         // (heads): adds -slope * |position of the query - key|
+  const int64_t *query_start;  // (batch): position of query 0 among the keys
+  const float *sinks;          // (heads)
+
+  // Which keys a query sees: those from first to last - 1, and of these where `mask` is true.
+  const int32_t *first, *last;  // (batch, queries)
+  int64_t range_stride;         // from one batch item to the next, 0 when all are alike
+  heedful_array mask;
+
+  // Answers per query, each contiguous (batch, heads, queries, ...).
+  float *logsumexp, *max_logit, *entropy, *mass, *mean_distance;
+  int64_t topk;  // how many, largest first
+  float *topk_weight;
+  int64_t *topk_key;
+  float *weights;  // (..., keys)
+
+  // Answers per key, each contiguous (batch, heads, keys).
+  float *received_sum, *received_max;
+} heedful_call;
+
+HEEDFUL_EXPORT int heedful_forward(const heedful_call *call);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,275 @@
+// The forward pass: blocks of query rows against all the keys they see.
+#include <vector>
+
+#include "buffer.h"
+#include "call.h"
+#include "statistics.h"
+#include "threads.h"
+
+namespace heedful {
+
+namespace {
+
+// One key head, packed.
+struct PackedHead {
+  float *key, *value;
+  bool finite;  // whether all values are
+};
+
+struct Workspace {
+  Buffer<float> panel, query, sums, row, key, value;
+  Range groups[16];  // what each tile_rows rows of the block see
+  float inverse[16 * tile_rows];
+  TopK topk;
+
+  Workspace(const heedful_call &call, bool packs)
+      : panel(panel_size(call)),
+        query(16 * tile_rows * call.width),
+        sums(16 * tile_rows * round_up(call.value_width, lanes)),
+        row(std::max(call.keys, lanes * round_up(std::max(call.width, call.value_width), lanes))),
+        key(packs ? packed_size(call.width, call.keys) : 0),
+        value(packs ? packed_size(call.keys, call.value_width) : 0),
+        topk(call.topk) {}
+};
+
+class Forward {
+ public:
+  explicit Forward(const heedful_call &call);
+  void run();
+
+ private:
+  Matrix keys_of(int64_t batch, int64_t group) const { return {call.key, batch, group, call.keys, call.width}; }
+  Matrix values_of(int64_t batch, int64_t group) const {
+    return {call.value, batch, group, call.keys, call.value_width};
+  }
+  void pack_all();
+  void strip(int64_t batch, int64_t head, int64_t number, const PackedHead &packed, Workspace &work);
+  void scores(const Block &block, const PackedHead &packed, Workspace &work) const;
+  void weigh(const Block &block, Workspace &work) const;
+  void sum_values(const Block &block, const PackedHead &packed, Workspace &work) const;
+  void add_spoiled_values(const Block &block, Workspace &work) const;
+  void write_output(const Block &block, Workspace &work) const;
+  void merge_strips() const;
+
+  const heedful_call &call;
+  const int64_t per_group, key_heads, query_heads;
+  int64_t threads, strips, rows_per_strip;
+  bool pack_ahead;
+  std::vector<Workspace> workspaces;
+  Buffer<float> packed_keys, packed_values, received_max;
+  Buffer<double> received_sum;
+  std::vector<char> finite;
+};
+
+// A head's rows are cut into strips. A strip is one thread's task, with its own sums per key, which are added up in
+// order at the end: so no result depends on which thread was faster.
+Forward::Forward(const heedful_call &call)
+    : call(call),
+      per_group(call.heads / call.kv_heads),
+      key_heads(call.batch * call.kv_heads),
+      query_heads(call.batch * call.heads),
+      threads(std::max<int64_t>(call.threads, 1)) {
+  pack_ahead = threads > 1 && key_heads < 8 * threads;
+  strips = pack_ahead ? (8 * threads + query_heads - 1) / query_heads : 1;
+  rows_per_strip = std::max<int64_t>(round_up((call.queries + strips - 1) / strips, tile_rows), 2 * tile_rows);
+  strips = (call.queries + rows_per_strip - 1) / rows_per_strip;
+  for (int64_t i = 0; i < threads; i++) workspaces.emplace_back(call, !pack_ahead);
+  if (pack_ahead) {
+    packed_keys = Buffer<float>(key_heads * packed_size(call.width, call.keys));
+    packed_values = Buffer<float>(key_heads * packed_size(call.keys, call.value_width));
+  }
+  if (call.received_sum) received_sum = Buffer<double>(query_heads * strips * call.keys);
+  if (call.received_max) received_max = Buffer<float>(query_heads * strips * call.keys);
+  finite.assign(size_t(key_heads), 1);
+}
+
+void Forward::run() {
+  if (pack_ahead) {
+    pack_all();
+    parallel_for(threads, query_heads * strips, [&](int64_t task, int64_t thread) {
+      // Later strips first: under a causal mask they are the longer ones.
+      const int64_t head = task / strips, number = strips - 1 - task % strips, group = head / per_group;
+      const PackedHead packed = {packed_keys.get() + group * packed_size(call.width, call.keys),
+                                 packed_values.get() + group * packed_size(call.keys, call.value_width),
+                                 finite[size_t(group)] != 0};
+      strip(head / call.heads, head % call.heads, number, packed, workspaces[size_t(thread)]);
+    });
+  } else {
+    parallel_for(threads, key_heads, [&](int64_t task, int64_t thread) {
+      Workspace &work = workspaces[size_t(thread)];
+      const int64_t batch = task / call.kv_heads, group = task % call.kv_heads;
+      pack_columns(keys_of(batch, group), 0, call.keys, work.key.get(), work.row.get());
+      bool all_finite = true;
+      if (given(call.output))
+        all_finite = pack_rows(values_of(batch, group), 0, call.keys, work.value.get(), work.row.get());
+      const PackedHead packed = {work.key.get(), work.value.get(), all_finite};
+      for (int64_t head = group * per_group; head < (group + 1) * per_group; head++)
+        strip(batch, head, 0, packed, work);
+    });
+  }
+  merge_strips();
+}
+
+void Forward::pack_all() {
+  const int64_t part = round_up(std::max<int64_t>(256, (call.keys + 15) / 16), key_chunk);
+  const int64_t parts = (call.keys + part - 1) / part;
+  std::vector<char> good(size_t(key_heads * parts), 1);
+  parallel_for(threads, key_heads * parts, [&](int64_t task, int64_t thread) {
+    float *scratch = workspaces[size_t(thread)].row.get();
+    const int64_t head = task / parts, begin = task % parts * part, end = std::min(begin + part, call.keys);
+    const int64_t batch = head / call.kv_heads, group = head % call.kv_heads;
+    pack_columns(keys_of(batch, group), begin, end, packed_keys.get() + head * packed_size(call.width, call.keys),
+                 scratch);
+    if (given(call.output))
+      good[size_t(task)] =
+          pack_rows(values_of(batch, group), begin, end,
+                    packed_values.get() + head * packed_size(call.keys, call.value_width), scratch);
+  });
+  for (int64_t task = 0; task < key_heads * parts; task++) finite[size_t(task / parts)] &= good[size_t(task)];
+}
+
+void Forward::strip(int64_t batch, int64_t head, int64_t number, const PackedHead &packed, Workspace &work) {
+  const int64_t at = ((batch * call.heads + head) * strips + number) * call.keys;
+  double *sums = call.received_sum ? received_sum.get() + at : nullptr;
+  float *most = call.received_max ? received_max.get() + at : nullptr;
+  if (sums) std::fill(sums, sums + call.keys, 0.0);
+  if (most) std::fill(most, most + call.keys, 0.0f);
+
+  const int64_t end = std::min(call.queries, (number + 1) * rows_per_strip);
+  for (int64_t begin = number * rows_per_strip; begin < end;) {
+    const Block block = next_block(call, batch, head, begin, end);
+    scores(block, packed, work);
+    weigh(block, work);
+    if (sums || most) add_received(block, work.panel.get(), work.inverse, sums, most);
+    if (given(call.output)) {
+      sum_values(block, packed, work);
+      if (!packed.finite) add_spoiled_values(block, work);
+      write_output(block, work);
+    }
+    begin = block.end;
+  }
+}
+
+// panel = query @ key.T, tile by tile, where a tile of keys can be seen.
+void Forward::scores(const Block &block, const PackedHead &packed, Workspace &work) const {
+  const heedful_array &query = call.query;
+  Strided rows = {work.query.get(), call.width, 1};
+  if (query.dtype == HEEDFUL_FLOAT32)
+    rows = {static_cast<const float *>(query.data) + block.batch * query.stride[0] + block.head * query.stride[1] +
+                block.begin * query.stride[2],
+            query.stride[2], query.stride[3]};
+  else
+    for (int64_t row = 0; row < block.rows(); row++)
+      read_row(query, block.batch, block.head, block.begin + row, 0, call.width, work.query.get() + row * call.width);
+
+  for (int64_t row = 0; row < block.rows(); row += tile_rows) {
+    const int64_t begin = block.begin + row, end = std::min(begin + tile_rows, block.end);
+    work.groups[row / tile_rows] = visible_range(call, block.batch, begin, end);
+  }
+  for (int64_t key = block.keys.first; key < block.keys.last; key += tile_columns) {
+    const int vectors = vectors_at(key, call.keys);
+    for (int64_t row = 0; row < block.rows(); row += tile_rows) {
+      const Range seen = work.groups[row / tile_rows];
+      if (key >= seen.last || key + tile_columns <= seen.first) continue;
+      const int count = int(std::min<int64_t>(tile_rows, block.rows() - row));
+      tile_for<false>(count, vectors)({rows.data + row * rows.row, rows.row, rows.step}, packed.key + call.width * key,
+                                      call.width, work.panel.get() + row * block.stride() + (key - block.keys.first),
+                                      block.stride());
+    }
+  }
+}
+
+// Scores become weights, row by row; a panel holds 0 where a row sees nothing.
+void Forward::weigh(const Block &block, Workspace &work) const {
+  const int64_t width = block.keys.last - block.keys.first;
+  for (int64_t number = 0; number < block.rows(); number++) {
+    float *panel = work.panel.get() + number * block.stride();
+    Range seen = visible_range(call, block.batch, block.begin + number);
+    if (seen.empty()) seen = {block.keys.first, block.keys.first};
+    const RowPlace row = {block.batch, block.head, block.begin + number, seen.first, seen.last - seen.first};
+    float *x = panel + (seen.first - block.keys.first);
+    work.inverse[number] = finish_row(call, row, x, work.topk, work.row.get()).inverse;
+    std::fill(panel, x, 0.0f);
+    std::fill(x + row.size, panel + width, 0.0f);
+  }
+}
+
+// sums = panel @ value, by chunks of keys.
+void Forward::sum_values(const Block &block, const PackedHead &packed, Workspace &work) const {
+  const int64_t stride = round_up(call.value_width, lanes);
+  float *sums = work.sums.get();
+  std::fill(sums, sums + block.rows() * stride, 0.0f);
+  for (int64_t chunk = block.keys.first; chunk < block.keys.last; chunk += key_chunk) {
+    for (int64_t column = 0; column < call.value_width; column += tile_columns) {
+      const int vectors = vectors_at(column, call.value_width);
+      const float *values = packed.value + call.keys * column;
+      for (int64_t row = 0; row < block.rows(); row += tile_rows) {
+        const Range seen = work.groups[row / tile_rows];
+        const int64_t first = std::max(chunk, seen.first), last = std::min(chunk + key_chunk, seen.last);
+        if (first >= last) continue;
+        const int count = int(std::min<int64_t>(tile_rows, block.rows() - row));
+        const float *weights = work.panel.get() + row * block.stride() + (first - block.keys.first);
+        tile_for<true>(count, vectors)({weights, block.stride(), 1}, values + first * vectors * lanes, last - first,
+                                       sums + row * stride + column, stride);
+      }
+    }
+  }
+}
+
+// Values that are not finite were packed as 0: here they reach the rows that see them. Masked pairs have exactly 0 in
+// the panel, and no others.
+void Forward::add_spoiled_values(const Block &block, Workspace &work) const {
+  const int64_t stride = round_up(call.value_width, lanes);
+  float *value = work.row.get();
+  for (int64_t key = block.keys.first; key < block.keys.last; key++) {
+    read_row(call.value, block.batch, block.head / per_group, key, 0, call.value_width, value);
+    for (int64_t column = 0; column < call.value_width; column++) {
+      if (value[column] - value[column] == 0) continue;
+      for (int64_t row = 0; row < block.rows(); row++) {
+        const float weight = work.panel[row * block.stride() + key - block.keys.first];
+        if (weight != 0) work.sums[row * stride + column] += weight * value[column];
+      }
+    }
+  }
+}
+
+void Forward::write_output(const Block &block, Workspace &work) const {
+  const int64_t stride = round_up(call.value_width, lanes);
+  for (int64_t row = 0; row < block.rows(); row++) {
+    float *sums = work.sums.get() + row * stride;
+    for (int64_t column = 0; column < call.value_width; column++) sums[column] *= work.inverse[row];
+    write_row(call.output, block.batch, block.head, block.begin + row, call.value_width, sums);
+  }
+}
+
+void Forward::merge_strips() const {
+  if (!call.received_sum && !call.received_max) return;
+  parallel_for(threads, query_heads, [&](int64_t head, int64_t) {
+    for (int64_t key = 0; key < call.keys; key++) {
+      double total = 0;
+      float most = 0;
+      for (int64_t number = 0; number < strips; number++) {
+        const int64_t at = (head * strips + number) * call.keys + key;
+        if (call.received_sum) total += received_sum[at];
+        if (call.received_max) most = larger_or_nan(most, received_max[at]);
+      }
+      if (call.received_sum) call.received_sum[head * call.keys + key] = float(total);
+      if (call.received_max) call.received_max[head * call.keys + key] = most;
+    }
+  });
+}
+
+}  // namespace
+
+}  // namespace heedful
+
+extern "C" int heedful_forward(const heedful_call *call) {
+  if (call->struct_size != int64_t(sizeof(heedful_call))) return HEEDFUL_WRONG_SIZE;
+  if (call->batch == 0 || call->heads == 0) return HEEDFUL_OK;
+  try {
+    heedful::Forward(*call).run();
+  } catch (const std::bad_alloc &) {
+    return HEEDFUL_OUT_OF_MEMORY;
+  }
+  return HEEDFUL_OK;
+}

@@ -1,0 +1,78 @@
+// From a dot product to a logit: scale, softcap, bias, mask, in this order.
+#pragma once
+
+#include "packing.h"
+#include "softmax.h"
+
+namespace heedful {
+
+inline bool given(const heedful_array &array) { return array.data != nullptr; }
+
+// Whether a logit is the dot product times a positive scale and nothing else: then the scale is left to the
+// exponential.
+inline bool only_scaled(const heedful_call &call) {
+  return call.scale > 0 && call.softcap == 0 && !given(call.bias) && !given(call.mask) && !call.slopes;
+}
+
+inline Floats tanh(Floats y) {
+  const Floats size = from_bits(bits(y) & 0x7fffffff), square = y * y;
+  Floats p = all(-0.0058951341f);
+  p = p * square + 0.020795953f;
+  p = p * square + -0.053783827f;
+  p = p * square + 0.13331924f;
+  p = p * square + -0.33333299f;
+  const Floats small = y + y * square * p;
+  const Floats e = exp2_scaled(-size, 2 * 1.44269504088896341f);
+  const Floats big = from_bits(bits((1.0f - e) / (1.0f + e)) | (bits(y) & ~0x7fffffff));
+  return size < all(0.6f) ? small : big;
+}
+
+struct RowPlace {
+  int64_t batch, head, query;
+  int64_t first, size;  // the keys it sees: [first, first + size)
+};
+
+// Turns the dot products of one row into logits, in place. A pair that may not be seen becomes -infinity, whatever was
+// there before. `scratch` holds one row.
+inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, float *scratch) {
+  const auto each = [&](auto change) {
+    for (int64_t i = 0; i < row.size; i += lanes) {
+      const int64_t n = row.size - i;
+      if (n >= lanes)
+        store(x + i, change(load(x + i), i));
+      else
+        store_some(x + i, change(load_some(x + i, n, 0), i), n);
+    }
+  };
+  each([&](Floats s, int64_t) { return s * call.scale; });
+  if (call.softcap > 0)
+    each([&](Floats s, int64_t) { return call.softcap * tanh(s / call.softcap); });
+  if (call.slopes) {
+    const float slope = call.slopes[row.head];
+    const int64_t position = call.query_start[row.batch] + row.query - row.first;
+    each([&](Floats s, int64_t i) {
+      Ints ahead = lane_numbers() + int32_t(i - position);
+      Ints distance = ahead < 0 ? -ahead : ahead;
+      return s - slope * __builtin_convertvector(distance, Floats);
+    });
+  }
+  if (given(call.bias)) {
+    const float *bias = row_of(call.bias, row.batch, row.head, row.query, row.first, row.first + row.size, scratch);
+    each([&](Floats s, int64_t i) {
+      Floats b = row.size - i >= lanes ? load(bias + i) : load_some(bias + i, row.size - i, 0);
+      return b == all(-infinity) ? b : s + b;
+    });
+  }
+  if (given(call.mask)) {
+    const uint8_t *keep = static_cast<const uint8_t *>(call.mask.data) + row.batch * call.mask.stride[0] +
+                          row.head * call.mask.stride[1] + row.query * call.mask.stride[2];
+    const int64_t step = call.mask.stride[3];
+    keep += row.first * step;
+    if (step == 1)
+      for (int64_t i = 0; i < row.size; i++) x[i] = keep[i] ? x[i] : -infinity;
+    else
+      for (int64_t i = 0; i < row.size; i++) x[i] = keep[i * step] ? x[i] : -infinity;
+  }
+}
+
+}  // namespace heedful

@@ -1,0 +1,131 @@
+#include "packing.h"
+
+#include <algorithm>
+
+#include "convert.h"
+
+namespace heedful {
+
+namespace {
+
+template <Floats (*convert)(Words)>
+void read_halves(const uint16_t *from, int64_t step, int64_t n, float *to) {
+  int64_t i = 0;
+  if (step == 1)
+    for (; i + lanes <= n; i += lanes) store(to + i, convert(load_halves(from + i)));
+  for (; i < n; i++) {
+    uint16_t x[lanes] = {from[i * step]};
+    to[i] = convert(load_halves(x))[0];
+  }
+}
+
+template <Words (*convert)(Floats)>
+void write_halves(uint16_t *to, int64_t step, int64_t n, const float *from) {
+  int64_t i = 0;
+  if (step == 1)
+    for (; i + lanes <= n; i += lanes) store_halves(to + i, convert(load(from + i)));
+  for (; i < n; i++) to[i * step] = uint16_t(convert(all(from[i]))[0]);
+}
+
+int64_t offset(const heedful_array &array, int64_t batch, int64_t head, int64_t row) {
+  return batch * array.stride[0] + head * array.stride[1] + row * array.stride[2];
+}
+
+// The two halves of a and b, lane by lane in turn: a0 b0 a1 b1 ...
+inline Floats interleave(Floats a, Floats b, bool upper) {
+  Ints index = lane_numbers();
+  index = (index >> 1) + (index & 1) * lanes + (upper ? lanes / 2 : 0);
+#if defined(__clang__)
+  Floats mixed;
+  for (int i = 0; i < lanes; i++) mixed[i] = index[i] < lanes ? a[index[i]] : b[index[i] - lanes];
+  return mixed;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+
+// lanes x lanes numbers: rows become columns.
+void transpose(const float *const from[lanes], int64_t begin, float *to, int64_t to_row) {
+  Floats x[lanes], y[lanes];
+  for (int i = 0; i < lanes; i++) x[i] = load(from[i] + begin);
+  for (int width = 1; width < lanes; width *= 2) {
+    for (int i = 0; i < lanes / 2; i++) {
+      y[2 * i] = interleave(x[i], x[i + lanes / 2], false);
+      y[2 * i + 1] = interleave(x[i], x[i + lanes / 2], true);
+    }
+    std::copy(y, y + lanes, x);
+  }
+  for (int i = 0; i < lanes; i++) store(to + i * to_row, x[i]);
+}
+
+}  // namespace
+
+void read_row(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t begin, int64_t end,
+              float *to) {
+  const int64_t step = from.stride[3], n = end - begin;
+  const int64_t at = offset(from, batch, head, row) + begin * step;
+  if (from.dtype == HEEDFUL_BFLOAT16)
+    return read_halves<from_bfloat16>(static_cast<const uint16_t *>(from.data) + at, step, n, to);
+  if (from.dtype == HEEDFUL_FLOAT16)
+    return read_halves<from_float16>(static_cast<const uint16_t *>(from.data) + at, step, n, to);
+  const float *x = static_cast<const float *>(from.data) + at;
+  if (step == 1)
+    std::copy(x, x + n, to);
+  else
+    for (int64_t i = 0; i < n; i++) to[i] = x[i * step];
+}
+
+void write_row(const heedful_array &to, int64_t batch, int64_t head, int64_t row, int64_t n, const float *from) {
+  const int64_t step = to.stride[3], at = offset(to, batch, head, row);
+  if (to.dtype == HEEDFUL_BFLOAT16)
+    return write_halves<to_bfloat16>(static_cast<uint16_t *>(to.data) + at, step, n, from);
+  if (to.dtype == HEEDFUL_FLOAT16)
+    return write_halves<to_float16>(static_cast<uint16_t *>(to.data) + at, step, n, from);
+  float *x = static_cast<float *>(to.data) + at;
+  for (int64_t i = 0; i < n; i++) x[i * step] = from[i];
+}
+
+const float *row_of(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t begin, int64_t end,
+                    float *scratch) {
+  if (from.dtype == HEEDFUL_FLOAT32 && from.stride[3] == 1)
+    return static_cast<const float *>(from.data) + offset(from, batch, head, row) + begin;
+  read_row(from, batch, head, row, begin, end, scratch);
+  return scratch;
+}
+
+bool pack_rows(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch) {
+  Ints finite = ~Ints{};
+  for (int64_t row = begin; row < end; row++) {
+    const float *x = row_of(from.array, from.batch, from.head, row, 0, from.width, scratch);
+    for (int64_t column = 0; column < from.width; column += tile_columns) {
+      const int vectors = vectors_at(column, from.width);
+      float *packed = to + from.rows * column + row * vectors * lanes;
+      for (int v = 0; v < vectors; v++) {
+        const int64_t at = column + v * lanes, left = from.width - at;
+        Floats y = left >= lanes ? load(x + at) : load_some(x + at, left, 0);
+        Ints good = y - y == Floats{};
+        finite &= good;
+        store(packed + v * lanes, from_bits(bits(y) & good));
+      }
+    }
+  }
+  return !any(~finite);
+}
+
+void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch) {
+  const float *x[lanes];
+  for (int64_t column = begin; column < end; column += lanes) {
+    const int64_t tile = column / tile_columns * tile_columns;
+    const int64_t to_row = vectors_at(tile, from.rows) * lanes;
+    float *packed = to + from.width * tile + (column - tile);
+    for (int i = 0; i < lanes; i++)
+      x[i] = row_of(from.array, from.batch, from.head, std::min(column + i, from.rows - 1), 0, from.width,
+                    scratch + i * round_up(from.width, lanes));
+    int64_t k = 0;
+    for (; k + lanes <= from.width; k += lanes) transpose(x, k, packed + k * to_row, to_row);
+    for (; k < from.width; k++)
+      for (int i = 0; i < lanes; i++) packed[k * to_row + i] = x[i][k];
+  }
+}
+
+}  // namespace heedful

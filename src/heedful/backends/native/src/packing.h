@@ -1,0 +1,39 @@
+// Inputs laid out for tiles.h: float32, contiguous, padded to whole vectors.
+#pragma once
+
+#include "call.h"
+#include "tiles.h"
+
+namespace heedful {
+
+inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// One head of an array: a matrix of rows x width.
+struct Matrix {
+  const heedful_array &array;
+  int64_t batch, head, rows, width;
+};
+
+// One row as floats, whatever its dtype and strides: columns [begin, end).
+void read_row(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t begin, int64_t end, float *to);
+
+// The same, without a copy where the array already is float32 with its columns side by side.
+const float *row_of(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t begin, int64_t end,
+                    float *scratch);
+
+void write_row(const heedful_array &to, int64_t batch, int64_t head, int64_t row, int64_t n, const float *from);
+
+// A packed matrix of depth x columns: tile after tile of tile_columns columns (the last may be narrower), each with its
+// columns side by side for every k of the depth.
+inline int64_t packed_size(int64_t depth, int64_t columns) { return depth * round_up(columns, lanes); }
+
+// The rows [begin, end) as the depth of the packed matrix. Numbers that are not finite are packed as 0, and false is
+// returned if there were any: a pair that nobody sees must not spoil a sum, and 0 * NaN would.
+// `scratch` holds one row.
+bool pack_rows(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch);
+
+// The rows [begin, end) as columns of the packed matrix; `begin` is a multiple of `lanes`. `scratch` holds `lanes` rows.
+// The padding repeats the last row.
+void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch);
+
+}  // namespace heedful

@@ -1,0 +1,76 @@
+// How a call is cut into tasks for threads, and a task into blocks of rows whose panel stays in the cache.
+#pragma once
+
+#include <algorithm>
+
+#include "packing.h"
+
+namespace heedful {
+
+// Values are summed in chunks of this many keys, on a grid that does not depend on the block, so that a row's result
+// depends on nothing but the row.
+constexpr int64_t key_chunk = 128;
+static_assert(key_chunk % tile_columns == 0, "a chunk is made of whole tiles");
+
+struct Range {
+  int64_t first, last;  // one past the end
+  bool empty() const { return last <= first; }
+};
+
+inline Range visible_range(const heedful_call &call, int64_t batch, int64_t query) {
+  if (!call.first) return {0, call.keys};
+  const int64_t at = batch * call.range_stride + query;
+  return {std::max<int64_t>(call.first[at], 0), std::min<int64_t>(call.last[at], call.keys)};
+}
+
+// What some rows see between them.
+inline Range visible_range(const heedful_call &call, int64_t batch, int64_t begin, int64_t end) {
+  Range all = {call.keys, 0};
+  for (int64_t query = begin; query < end; query++) {
+    const Range one = visible_range(call, batch, query);
+    if (one.empty()) continue;
+    all = {std::min(all.first, one.first), std::max(all.last, one.last)};
+  }
+  return all.empty() ? Range{0, 0} : all;
+}
+
+// A panel of scores: rows of one head against the keys from `keys.first`, the start of a chunk.
+struct Block {
+  int64_t batch, head;
+  int64_t begin, end;  // queries
+  Range keys;
+  int64_t rows() const { return end - begin; }
+  int64_t stride() const { return round_up(keys.last - keys.first, lanes) + 2 * lanes; }
+};
+
+int64_t level2_cache();
+
+// Rows that a panel should have at most, so that it takes no more than part of the level-2 cache.
+inline int64_t rows_for(int64_t width) {
+  const int64_t budget = level2_cache() * 6 / 10 / int64_t(sizeof(float));
+  const int64_t rows = budget / std::max<int64_t>(width, 1) / tile_rows * tile_rows;
+  return std::clamp<int64_t>(rows, 2 * tile_rows, 16 * tile_rows);
+}
+
+inline Block next_block(const heedful_call &call, int64_t batch, int64_t head, int64_t begin, int64_t end) {
+  int64_t rows = std::min<int64_t>(16 * tile_rows, end - begin);
+  Range keys = visible_range(call, batch, begin, begin + rows);
+  const int64_t most = rows_for(keys.last - keys.first);
+  if (rows > most) {
+    const int64_t left = end - begin, blocks = (left + most - 1) / most;
+    rows = std::min(most, round_up((left + blocks - 1) / blocks, tile_rows));
+    keys = visible_range(call, batch, begin, begin + rows);
+  }
+  keys.first = keys.first / key_chunk * key_chunk;
+  return {batch, head, begin, begin + rows, keys};
+}
+
+// The largest panel that a block can have, in floats.
+inline int64_t panel_size(const heedful_call &call) {
+  const int64_t width = round_up(call.keys, lanes) + 2 * lanes + key_chunk;
+  const int64_t rows = round_up(std::min<int64_t>(call.queries, 16 * tile_rows), tile_rows);
+  const int64_t whole_cache = level2_cache() / int64_t(sizeof(float));
+  return std::min(rows * width, std::max(whole_cache, 2 * tile_rows * width));
+}
+
+}  // namespace heedful

@@ -1,0 +1,119 @@
+// Vectors of floats as wide as the machine's registers, in the compiler's own vector types: the same source serves
+// SSE, AVX2, AVX-512 and NEON.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace heedful {
+
+// A tile is what the registers hold of a matrix product: tile_rows x (tile_vectors * lanes) sums.
+#if defined(__AVX512F__)
+constexpr int lanes = 16, tile_vectors = 4;
+#elif defined(__AVX2__)
+constexpr int lanes = 8, tile_vectors = 2;
+#elif defined(__aarch64__)
+constexpr int lanes = 4, tile_vectors = 4;
+#else
+constexpr int lanes = 4, tile_vectors = 2;
+#endif
+constexpr int tile_rows = 6, tile_columns = lanes * tile_vectors;
+
+typedef float Floats __attribute__((vector_size(4 * lanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * lanes)));
+typedef Floats LooseFloats __attribute__((aligned(4)));
+typedef Ints LooseInts __attribute__((aligned(4)));
+
+inline Floats load(const float *from) { return *reinterpret_cast<const LooseFloats *>(from); }
+inline void store(float *to, Floats x) { *reinterpret_cast<LooseFloats *>(to) = x; }
+inline Floats all(float x) { return x - Floats{}; }
+
+inline Ints bits(Floats x) { return reinterpret_cast<Ints>(x); }
+inline Floats from_bits(Ints x) { return reinterpret_cast<Floats>(x); }
+
+// b where a is not greater, so a NaN in b survives.
+inline Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Floats>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#elif defined(__x86_64__)
+  return reinterpret_cast<Floats>(_mm_max_ps(reinterpret_cast<__m128>(a), reinterpret_cast<__m128>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+
+inline void store_ints(int32_t *to, Ints x) { *reinterpret_cast<LooseInts *>(to) = x; }
+
+// One bit per lane in which a comparison holds.
+inline uint64_t lane_bits(Ints truth) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(truth));
+#elif defined(__AVX2__)
+  return uint64_t(_mm256_movemask_ps(reinterpret_cast<__m256>(truth)));
+#elif defined(__x86_64__)
+  return uint64_t(_mm_movemask_ps(reinterpret_cast<__m128>(truth)));
+#else
+  uint64_t found = 0;
+  for (int i = 0; i < lanes; i++) found |= uint64_t(truth[i] & 1) << i;
+  return found;
+#endif
+}
+
+inline bool any(Ints truth) { return lane_bits(truth) != 0; }
+
+inline Ints lane_numbers() {
+  Ints n;
+  for (int i = 0; i < lanes; i++) n[i] = i;
+  return n;
+}
+
+// The first n lanes from memory, `fill` in the others.
+inline Floats load_some(const float *from, int64_t n, float fill) {
+  float x[lanes];
+  for (int i = 0; i < lanes; i++) x[i] = i < n ? from[i] : fill;
+  return load(x);
+}
+
+inline void store_some(float *to, Floats x, int64_t n) {
+  for (int i = 0; i < n; i++) to[i] = x[i];
+}
+
+inline float sum(Floats x) {
+  float part[lanes];
+  store(part, x);
+  for (int width = lanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) part[i] += part[i + width];
+  return part[0];
+}
+
+inline float largest(Floats x) {
+  float found = x[0];
+  for (int i = 1; i < lanes; i++) found = x[i] > found ? x[i] : found;
+  return found;
+}
+
+// e^(x * factor / ln 2) for x * factor <= 0; never quite 0: the smallest result is about 2^-125. NaN stays NaN.
+// 2^y = 2^n * 2^f with n the nearest integer: 2^f by a polynomial, n added to the exponent bits.
+inline Floats exp2_scaled(Floats x, float factor) {
+  const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  x = larger(all(-125.0f / factor), x);
+  Floats shifted = x * factor + rounder;
+  Floats f = x * factor - (shifted - rounder);
+  Floats p = all(0.00015353362f);
+  p = p * f + 0.0013398875f;
+  p = p * f + 0.0096184369f;
+  p = p * f + 0.055503324f;
+  p = p * f + 0.24022648f;
+  p = p * f + 0.69314718f;
+  p = p * f + 1.0f;
+  return from_bits(bits(p) + (bits(shifted) << 23));
+}
+
+}  // namespace heedful

@@ -1,0 +1,54 @@
+// A row of scores becomes a row of weights.
+#pragma once
+
+#include "topk.h"
+
+namespace heedful {
+
+// A row's weights are `inverse` times the numbers left in the panel.
+struct RowSummary {
+  float max_logit = -infinity;
+  float logsumexp = -infinity;
+  float entropy = 0;
+  float mass = 0;  // sum of the weights
+  float inverse = 0;
+};
+
+// A row whose sum is not a number has no weights: NaN wherever the query sees a key.
+inline RowSummary spoil(float *x, int64_t n, float unseen, TopK &topk, int64_t first_key) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  topk.clear();
+  for (int64_t i = 0; i < n; i++) {
+    if (x[i] != unseen) topk.append(nan, first_key + i);
+    x[i] = x[i] == unseen ? 0 : nan;
+  }
+  return {nan, nan, nan, nan, 1};
+}
+
+// `factor` turns a score into a logit; a score of -infinity is a pair that is not visible, and only occurs with `holes`.
+// `topk` finds the largest scores before they are gone; the keys are numbered from `first_key`.
+inline RowSummary weigh_row(float *x, int64_t n, float factor, bool holes, float sink, TopK &topk, int64_t first_key) {
+  RowSummary row;
+  float maxima[num_maxima];
+  const float most = row_maximum(x, n, maxima);
+  topk.search(x, n, first_key, maxima);
+  if (most == -infinity) {
+    for (int64_t i = 0; i < n; i++)
+      if (x[i] != x[i]) return spoil(x, n, -infinity, topk, first_key);
+    std::fill(x, x + n, 0.0f);
+    row.logsumexp = sink;
+    return row;
+  }
+  row.max_logit = most * factor;
+  const float top = sink > row.max_logit ? sink / factor : most;
+  const RowSums sums = holes ? row_exponentials<true>(x, n, top, factor) : row_exponentials<false>(x, n, top, factor);
+  const float total = sums.mass + std::exp(sink - top * factor);
+  if (!(total < infinity)) return spoil(x, n, holes ? 0 : -infinity, topk, first_key);
+  row.inverse = 1 / total;
+  row.mass = sums.mass * row.inverse;
+  row.logsumexp = top * factor + std::log(total);
+  row.entropy = std::log(total) * row.mass - sums.moment * factor * row.inverse;
+  return row;
+}
+
+}  // namespace heedful
