@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import backends
 from ._call import check_reductions, make_call
+from ._listeners import listeners
 from ._weights import Weights
 from .masks import Mask
 from .reductions import Edit, Reduction
@@ -86,10 +87,14 @@ def scaled_dot_product_attention(
     reductions = check_reductions(reduce)
     query, key, value = _as_autocast(query, key, value)
     call = make_call(query, key, value, mask, attn_bias, query_start, scale, softcap, sinks, dropout_p, edit)
+    for listener in listeners():
+        call, reductions = listener.before(call, reductions)
     chosen = backends.choose(call, backend)
     output, answers = backends.run(chosen, call, reductions)
     leading = (query.shape[:-2], ()) if query.dim() == 3 else (query.shape[:-3], query.shape[-3:-2])
     weights = Weights(call, chosen, *leading, dict(zip(reductions, answers, strict=True)))
+    for listener in listeners():
+        listener.after(weights)
     return Attention(output.view(*query.shape[:-1], value.shape[-1]), weights)
 
 

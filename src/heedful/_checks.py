@@ -43,3 +43,9 @@ def boolean(name: str, value: Tensor) -> Tensor:
             "1 = may attend. Numbers to add to the scores go into attn_bias."
         )
     return value != 0
+
+
+def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise unless the value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")

@@ -12,14 +12,18 @@ from . import _index, backends
 from ._call import Call
 from ._torch import TensorLike
 from .reductions import (
+    ByKey,
+    DistanceProfile,
     Entropy,
     Full,
     LogSumExp,
     Mass,
     MaxLogit,
     MeanDistance,
+    Pooled,
     Received,
     Reduction,
+    SinkShare,
     TopK,
     TopKResult,
     TransposedProduct,
@@ -110,9 +114,52 @@ class Weights(TensorLike):
         """Natural log of every row's denominator, the sink included: (..., H, L). -inf where a query sees nothing."""
         return self.reduce(LogSumExp())[0]
 
-    def max_logit(self) -> Tensor:
-        """Largest score of every row, before the sink: (..., H, L)."""
-        return self.reduce(MaxLogit())[0]
+    def max_logit(self, per: str = "query") -> Tensor:
+        """Largest score before the sink: of every row (..., H, L), or per="head" (..., H)."""
+        return self.reduce(MaxLogit(per))[0]
+
+    def sink_share(self) -> Tensor:
+        """What the sink takes of every row: (..., H, L); 0 without sinks."""
+        return self.reduce(SinkShare())[0]
+
+    def distance(self) -> Tensor:
+        """The share of a head's attention at every distance from the query: (..., H, D)."""
+        return self.reduce(DistanceProfile())[0]
+
+    def pooled(self, rows: int, cols: int, how: str = "mass", by_value_norm: bool = False) -> Tensor:
+        """A small map of every head, (..., H, rows, cols): "mass" per block, or "max"; see `Pooled`."""
+        return self.reduce(Pooled(rows, cols, how, by_value_norm))[0]
+
+    def by_key(self, groups: Tensor) -> Tensor:
+        """How much of every row falls on each group of keys: (..., H, L, groups), for groups (S,) or (B, S)."""
+        return self.reduce(ByKey(groups))[0]
+
+    def head_mean(self) -> Tensor:
+        """The mean over heads, (..., L, S): as large as one head's matrix, and never more than some rows of all."""
+        if not self._head_shape:
+            return self.full()
+        step = max(1, CHUNK // max(self.shape[-1] * self._head_shape[0], 1))
+        rows = [slice(start, min(start + step, self.shape[-2])) for start in range(0, self.shape[-2], step)]
+        chunks = [self[..., chunk, :].mean(-3) for chunk in rows]
+        return torch.cat(chunks, -2) if chunks else self.full().mean(-3)
+
+    def value_norms(self, out_proj: Tensor | None = None) -> Tensor:
+        """Length of each value row, (..., G, S): a large weight on a short vector moves little (Kobayashi et al. 2020).
+
+        Args:
+            out_proj: The output projection, (embed_dim, H * Ev): then the length of what each query head writes,
+                (..., H, S).
+        """
+        value = self._call.value.to(self.dtype)
+        if out_proj is not None:
+            H, Ev = self._call.query.shape[1], value.shape[-1]
+            if out_proj.dim() != 2 or out_proj.shape[1] != H * Ev:
+                raise ValueError(
+                    f"out_proj must be (embed_dim, H * Ev) with H * Ev = {H * Ev}, got {tuple(out_proj.shape)}."
+                )
+            per_head = out_proj.to(self.dtype).unflatten(1, (H, Ev)).permute(1, 2, 0)
+            value = value.repeat_interleave(H // value.shape[1], 1) @ per_head
+        return self._shaped(torch.linalg.vector_norm(value, dim=-1))
 
     def mean_distance(self) -> Tensor:
         """Mean distance, in positions, of what each query looks at: (..., H, L)."""

@@ -18,15 +18,16 @@ LAYERS = [
     ["view", "checking", "train", "watching", "huggingface", "models", "heads"],
     ["nn"],
     ["_attention"],
-    ["_weights"],
+    ["_weights", "_torch"],
     ["backends"],
     ["_call"],
-    ["masks", "positions", "reductions", "edits", "_rows", "_index"],
+    ["masks", "positions", "reductions", "edits"],
+    ["_rows", "_index", "_checks"],
 ]
 # Needed by parts of heedful, but never by `import heedful`.
 LAZY = ["tokenizers", "safetensors", "typer", "rich", "transformers", "gguf", "matplotlib", "onnx", "keras"]
 # Optional packages, each named in one file only.
-OPTIONAL = ["transformers", "gguf", "matplotlib", "tokenizers", "safetensors"]
+OPTIONAL = ["transformers", "gguf", "matplotlib"]
 
 
 def module_of(path: Path) -> str:
@@ -34,11 +35,20 @@ def module_of(path: Path) -> str:
     return ".".join(p for p in parts if p != "__init__") or "__init__"
 
 
+class DropTypeChecking(ast.NodeTransformer):
+    """Leaves out what only a type checker imports."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return None
+        return self.generic_visit(node)
+
+
 def imported_by(path: Path) -> set[str]:
-    """The full name of everything in an import statement of this file, inside functions too."""
+    """The full name of everything that running this file can import, inside functions too."""
     package = ["heedful", *path.relative_to(PACKAGE).parts[:-1]]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(DropTypeChecking().visit(ast.parse(path.read_text()))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -16,7 +16,17 @@ SOURCES = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src" / "heed
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel's contents in an empty folder."""
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run(command, check=True, timeout=300)
     (wheel,) = folder.glob("heedful-*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -58,7 +58,8 @@ def attend(call: Call) -> tuple[Panel, Tensor]:
         call.rows,
         (range(S),),
         call.value.to(call.dtype),
-        (slice(None), slice(None), slice(None)),
+        call,
+        tuple(slice(0, size) for size in call.query.shape[:3]),
     )
     return panel.edited_by(call.edits), visible
 

@@ -96,6 +96,7 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
         part.rows,
         part.spans,
         part.of_keys(call.value),
+        call,
         (part.batch, part.heads, part.index),
     )
 

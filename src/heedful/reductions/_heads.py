@@ -1,0 +1,135 @@
+"""Answers per head: how far it looks, and a small picture of where."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .._checks import one_of
+from ._protocol import Panel, Reduction
+from ._rows import membership
+
+
+@dataclass(frozen=True)
+class DistanceProfile(Reduction):
+    """How far a head looks: the share of its attention at every distance, (..., H, D), in positions, sign dropped.
+
+    Entry d is the weight on keys at distance d, averaged over the queries that see anything, so the profile sums to 1
+    (to less where there is a sink). D is the farthest distance that the call has, plus 1.
+    """
+
+    place = "heads"
+
+    def panel(self, panel):
+        low, high = panel.call.rows.bounds
+        last = panel.rows.num_keys - 1
+        size = max(abs(low), abs(high), abs(last - low), abs(last - high)) + 1
+        seen = (panel.logsumexp > -torch.inf).sum(-1).to(panel.weights.dtype)
+        return _by_distance(panel, size), seen
+
+    def finish(self, total, call):
+        mass, seen = total
+        return mass / seen.clamp(min=1)[..., None]
+
+
+def _by_distance(panel: Panel, size: int) -> Tensor:
+    """Weights of a panel summed by distance, (B, H, size)."""
+    rows = panel.weights.shape[-2]
+    if not isinstance(panel.rows.start, int) or not isinstance(panel.rows.index, slice):
+        distance = panel.distance.expand(panel.weights.shape).flatten(2)
+        return panel.weights.new_zeros(*panel.weights.shape[:2], size).scatter_add(
+            -1, distance, panel.weights.flatten(2)
+        )
+    total = panel.weights.new_zeros(*panel.weights.shape[:2], size)
+    first_row, column = panel.rows.bounds[0], 0
+    for span in panel.spans:
+        block = panel.weights[..., column : column + len(span)]
+        column += len(span)
+        # Each row one further to the right than the one below it: then a column holds one offset.
+        width = len(span) + rows
+        skewed = torch.nn.functional.pad(block.flip(-2), (0, rows)).flatten(-2)[..., : rows * (width - 1)]
+        by_offset = skewed.unflatten(-1, (rows, width - 1)).sum(-2)
+        offsets = torch.arange(width - 1, device=block.device) - (rows - 1) + span.start - first_row
+        total = total.index_add(-1, offsets.abs(), by_offset)
+    return total
+
+
+@dataclass(frozen=True)
+class Pooled(Reduction):
+    """A small map of a head, (..., H, rows, cols): queries and keys in equal blocks, in order.
+
+    Args:
+        rows: Blocks of queries.
+        cols: Blocks of keys.
+        how: "mass": summed over the keys of a block and averaged over its queries, so that rows keep their sum;
+            "max": the largest weight in the block.
+        by_value_norm: Multiply each weight by the length of the value row it carries.
+    """
+
+    rows: int
+    cols: int
+    how: Literal["mass", "max"] = "mass"
+    by_value_norm: bool = False
+    place = "heads"
+
+    def __post_init__(self):
+        one_of("Pooled(): how", self.how, ("mass", "max"))
+        for name, size in (("rows", self.rows), ("cols", self.cols)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"Pooled(): {name} must be an integer of at least 1, got {size!r}.")
+
+    @property
+    def merge(self):
+        return "max" if self.how == "max" else "sum"
+
+    @property
+    def reads_value(self):
+        return self.by_value_norm
+
+    def panel(self, panel):
+        weights = panel.weights
+        if self.by_value_norm:
+            norms = panel.value_norms[..., None, :]
+            weights = torch.where(weights == 0, 0, weights * norms)
+        place = panel.place[2]
+        num_rows = panel.call.query.shape[2]
+        row_blocks = torch.arange(place.start, place.stop, device=weights.device) * self.rows // num_rows
+        col_blocks = panel.keys * self.cols // panel.rows.num_keys
+        if self.how == "mass":
+            weights = weights @ membership(col_blocks, self.cols, weights.dtype)
+            queries = membership(row_blocks, self.rows, weights.dtype)
+            return queries.mT @ weights, queries.sum(0).expand(*weights.shape[:2], -1)
+        by_col = weights.new_zeros(*weights.shape[:3], self.cols)
+        by_col = by_col.scatter_reduce(-1, col_blocks.expand(weights.shape), weights, "amax")
+        both = weights.new_zeros(*weights.shape[:2], self.rows, self.cols)
+        return both.scatter_reduce(-2, row_blocks[:, None].expand(by_col.shape), by_col, "amax")
+
+    def finish(self, total, call):
+        if self.how == "max":
+            return total
+        mass, queries = total
+        return mass / queries.clamp(min=1)[..., None]
+
+
+@dataclass(frozen=True)
+class QueryRows(Reduction):
+    """Whole rows of chosen queries, (..., H, n, S), in the same pass as everything else.
+
+    Args:
+        queries: Indices of the queries, from 0.
+    """
+
+    queries: tuple[int, ...]
+    place = "heads"
+
+    def panel(self, panel):
+        place, num_rows, total = panel.place[2], panel.call.query.shape[2], []
+        wrong = [query for query in self.queries if not 0 <= query < num_rows]
+        if wrong:
+            raise IndexError(f"QueryRows(): query {wrong[0]} is not one of the {num_rows} queries.")
+        empty = panel.weights.new_zeros(*panel.weights.shape[:2], panel.rows.num_keys)
+        for query in self.queries:
+            here = place.start <= query < place.stop
+            total.append(panel.spread(panel.weights[..., query - place.start, :]) if here else empty)
+        return torch.stack(total, 2)

@@ -1,0 +1,199 @@
+"""Answers per query: entropy, logsumexp, the largest weights."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._checks import describe, one_of
+from ._protocol import Reduction
+
+
+@dataclass(frozen=True)
+class LogSumExp(Reduction):
+    """Natural log of each row's denominator, the sink included: (..., H, L). -inf where a query sees nothing."""
+
+    def panel(self, panel):
+        return panel.logsumexp
+
+
+@dataclass(frozen=True)
+class MaxLogit(Reduction):
+    """Largest score before the sink: of each row (..., H, L), or of each head (..., H). -inf where nothing is seen.
+
+    Training monitors clip queries and keys when it grows (flash-attention#1876).
+
+    Args:
+        per: "query" or "head".
+    """
+
+    per: Literal["query", "head"] = "query"
+    merge = "max"
+
+    def __post_init__(self):
+        one_of("MaxLogit(): per", self.per, ("query", "head"))
+
+    @property
+    def place(self):
+        return "rows" if self.per == "query" else "heads"
+
+    def panel(self, panel):
+        logits = panel.logits if self.per == "query" else panel.logits.flatten(2)
+        largest = logits.amax(-1)
+        return largest.masked_fill(largest == torch.finfo(largest.dtype).min, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Entropy(Reduction):
+    """-sum of p ln p over the keys, in nats: (..., H, L). Uniform over n keys gives ln n, an empty row 0."""
+
+    def panel(self, panel):
+        if panel.edited:
+            return torch.special.entr(panel.weights).sum(-1)
+        logsumexp = panel.logsumexp.masked_fill(panel.logsumexp == -torch.inf, 0)
+        # A surprise of 1000 belongs to a weight that is 0 in float64 too; the bound keeps 0 * surprise exact.
+        surprise = (logsumexp[..., None] - panel.logits).clamp(max=1000)
+        return torch.linalg.vecdot(panel.weights, surprise)
+
+
+@dataclass(frozen=True)
+class Mass(Reduction):
+    """Sum of each row: (..., H, L): 1, less a sink's share, 0 for an empty row; after edits, what they left."""
+
+    def panel(self, panel):
+        return panel.weights.sum(-1)
+
+
+class TopKResult(NamedTuple):
+    """The largest weights of every row and the keys they belong to, largest first."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@dataclass(frozen=True)
+class TopK(Reduction):
+    """The k largest weights of each row and their keys: values and indices (..., H, L, k), largest first.
+
+    Where a query sees fewer than k keys the rest is 0 and -1. Among equal weights the choice is free.
+    """
+
+    k: int
+
+    def __post_init__(self):
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+            raise ValueError(f"TopK(): k must be an integer of at least 1, got {self.k!r}.")
+
+    def panel(self, panel):
+        order = panel.weights if panel.edited else panel.logits
+        indices = largest(order.detach(), min(self.k, order.shape[-1]))
+        values = panel.weights.gather(-1, indices)
+        masked = panel.logits.gather(-1, indices) == torch.finfo(values.dtype).min
+        keys = panel.keys[indices].masked_fill(masked, -1)
+        missing = self.k - indices.shape[-1]
+        return torch.nn.functional.pad(values, (0, missing)), torch.nn.functional.pad(
+            keys, (0, missing), value=-1
+        )
+
+    def finish(self, total, call):
+        return TopKResult(*total)
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """Indices of the k largest along the last axis, largest first, in any order among equals.
+
+    The k largest lie in the k groups of 8 with the largest maxima, so a long row is searched by its groups first.
+    """
+    width = x.shape[-1]
+    groups = width // 8
+    if groups < 4 * k:
+        return x.topk(k, -1).indices
+    best = largest(x[..., : 8 * groups].unflatten(-1, (8, groups)).amax(-2), k)
+    candidates = [best + member * groups for member in range(8)]
+    candidates += [torch.full_like(best[..., :1], last) for last in range(8 * groups, width)]
+    places = torch.cat(candidates, -1)
+    return places.gather(-1, x.gather(-1, places).topk(k, -1).indices)
+
+
+@dataclass(frozen=True)
+class MeanDistance(Reduction):
+    """Mean distance of what each query looks at, in positions: (..., H, L). 0 where a query sees nothing."""
+
+    def panel(self, panel):
+        mass = panel.weights.sum(-1)
+        total = (panel.weights * panel.distance).sum(-1)
+        return torch.where(mass > 0, total / mass.masked_fill(mass == 0, 1), 0)
+
+
+@dataclass(frozen=True)
+class SinkShare(Reduction):
+    """What the sink takes of each row, (..., H, L): 1 less the sum of the row before edits; 0 without sinks."""
+
+    def panel(self, panel):
+        return panel.logsumexp
+
+    def finish(self, total, call):
+        if call.sinks is None:
+            return torch.zeros_like(total)
+        return (call.sinks.to(total.dtype)[:, None] - total).exp()
+
+
+@dataclass(frozen=True, eq=False)
+class ByKey(Reduction):
+    """How much of each row falls on each group of keys: (..., H, L, groups). For words, special tokens, passages.
+
+    Args:
+        groups: Group of each key, (S,) or (B, S) integers from 0; a negative key belongs to no group.
+    """
+
+    groups: Tensor
+
+    def __post_init__(self):
+        groups = self.groups
+        if not isinstance(groups, Tensor) or groups.dtype.is_floating_point or groups.dim() not in (1, 2):
+            raise ValueError(
+                f"ByKey(): groups must be an integer tensor (S,) or (B, S), got {describe(groups)}."
+            )
+
+    def panel(self, panel):
+        groups = self.groups.to(panel.weights.device)
+        groups = groups[panel.rows.batch] if groups.dim() == 2 else groups[None]
+        if groups.shape[-1] != panel.rows.num_keys:
+            raise ValueError(
+                f"ByKey(): groups names {groups.shape[-1]} keys, the call has {panel.rows.num_keys}."
+            )
+        count = int(self.groups.max()) + 1 if self.groups.numel() else 0
+        return panel.weights @ membership(groups[:, panel.keys], count, panel.weights.dtype)[:, None]
+
+
+@dataclass(frozen=True)
+class KeyColumns(Reduction):
+    """The weights on chosen keys: (..., H, L, n).
+
+    Args:
+        keys: Positions of the keys, from 0.
+    """
+
+    keys: tuple[int, ...]
+
+    def panel(self, panel):
+        wrong = [key for key in self.keys if not 0 <= key < panel.rows.num_keys]
+        if wrong:
+            raise IndexError(f"KeyColumns(): key {wrong[0]} is not one of the {panel.rows.num_keys} keys.")
+        return panel.spread(panel.weights)[..., list(self.keys)]
+
+
+@dataclass(frozen=True)
+class Full(Reduction):
+    """The weights themselves, (..., H, L, S): as large as the matrix. `Weights` uses it for a few rows at a time."""
+
+    remembered = False
+
+    def panel(self, panel):
+        return panel.spread(panel.weights)
+
+
+def membership(bins: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """A 0/1 matrix (..., keys, count) that says which bin each key is in; negative bins are none."""
+    return (bins[..., None] == torch.arange(count, device=bins.device)).to(dtype)
