@@ -10,8 +10,17 @@ from heedful._rows import Rows
 from heedful.positions import Alibi, RelativeBias
 
 
-def rows_of(index, start=0, *, batch=slice(0, 2), heads=slice(0, 6), num_keys=40) -> Rows:
-    return Rows(batch, heads, index, start, num_keys, torch.device("cpu"))
+def rows_of(index, start=0, *, heads=None, num_heads=6, num_keys=40, device="cpu") -> Rows:
+    return Rows(
+        batch=slice(0, 2),
+        heads=slice(0, num_heads) if heads is None else heads,
+        index=index,
+        start=start,
+        num_heads=num_heads,
+        num_queries=20,
+        num_keys=num_keys,
+        device=torch.device(device),
+    )
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 4, 8, 16, 32])
@@ -31,7 +40,7 @@ def test_alibi_slopes_are_those_of_bloom(num_heads):
 
 def test_alibi_favors_near_keys():
     """R094: with the sign reversed, farther keys were favored."""
-    bias = Alibi(2).bias(rows_of(slice(0, 3), heads=slice(0, 2)), range(3))
+    bias = Alibi(2).bias(rows_of(slice(0, 3), num_heads=2), range(3))
     slopes = torch.tensor([2.0**-4, 2.0**-8])
     distance = torch.tensor([[0.0, 1, 2], [1, 0, 1], [2, 1, 0]])
     torch.testing.assert_close(bias, -slopes[:, None, None] * distance, rtol=0, atol=0)
@@ -79,14 +88,14 @@ def test_relative_bias_is_t5s(bidirectional, num_buckets, max_distance):
 
 def test_relative_bias_gradient_counts_the_pairs_of_each_bucket():
     bias = RelativeBias(2, num_buckets=4, max_distance=3, bidirectional=False).double()
-    panel = bias.bias(rows_of(slice(0, 5), heads=slice(0, 2)), range(5))
+    panel = bias.bias(rows_of(slice(0, 5), num_heads=2), range(5))
     (gradient,) = torch.autograd.grad(panel[0].sum(), bias.weight)
     assert bias.tensors == (bias.weight,)
     counts = [15.0, 4.0, 3.0, 3.0]
     assert gradient.tolist() == [[count, 0.0] for count in counts]
     assert torch.autograd.gradcheck(
         lambda weight: torch.func.functional_call(
-            _Panel(bias), {"bias.weight": weight}, (rows_of(slice(0, 5), heads=slice(0, 2)), range(5))
+            _Panel(bias), {"bias.weight": weight}, (rows_of(slice(0, 5), num_heads=2), range(5))
         ),
         bias.weight,
     )
@@ -116,7 +125,7 @@ def test_modules_copy_and_pickle():
 
 
 def test_meta_has_shapes():
-    rows = Rows(slice(0, 2), slice(0, 6), slice(0, 4), 0, 9, torch.device("meta"))
+    rows = rows_of(slice(0, 4), device="meta")
     assert RelativeBias(6, device="meta").bias(rows, range(9)).shape == (6, 4, 9)
     assert Alibi(6).bias(rows, range(9)).shape == (6, 4, 9)
 
@@ -131,6 +140,14 @@ def test_they_say_what_they_are():
     ("call", "message"),
     [
         (lambda: Alibi(0), "num_heads must be at least 1, got 0."),
+        (
+            lambda: Alibi(4).bias(rows_of(slice(0, 2)), range(3)),
+            "attn_bias: Alibi is for 4 heads, the query has 6. Write Alibi(6).",
+        ),
+        (
+            lambda: RelativeBias(1).bias(rows_of(slice(0, 2)), range(3)),
+            "attn_bias: RelativeBias is for 1 heads, the query has 6. Write RelativeBias(6).",
+        ),
         (lambda: RelativeBias(0), "num_heads must be at least 1, got 0."),
         (
             lambda: RelativeBias(2, num_buckets=7),

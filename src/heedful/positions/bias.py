@@ -46,10 +46,6 @@ class Alibi:
         more = [2 ** (-4 * head / lower) for head in range(1, 2 * (self.num_heads - lower), 2)]
         return torch.tensor(first + more, dtype=torch.float32, device=device)
 
-    def misfits(self, B: int, H: int, L: int, S: int) -> list[str]:
-        """Why this cannot be meant for a call of these sizes: one sentence each, none when it fits."""
-        return _other_heads("Alibi", self.num_heads, H)
-
     def bias(self, rows: Rows, keys: range) -> Float[Tensor, "... heads rows keys"]:
         """What to add to the scores of one panel.
 
@@ -60,9 +56,13 @@ class Alibi:
         Returns:
             A float32 tensor, (heads, rows, keys), with the batch first where items stand at different positions.
 
+        Raises:
+            ValueError: The call has another number of query heads.
+
         Cost:
             Time and memory heads * rows * keys.
         """
+        _check_heads(self, rows)
         distance = (rows.positions - rows.key_positions(keys)).abs()
         return -self.slopes(rows.device)[rows.heads, None, None] * distance
 
@@ -122,10 +122,6 @@ class RelativeBias(nn.Module):
         """Number of query heads."""
         return self.weight.shape[1]
 
-    def misfits(self, B: int, H: int, L: int, S: int) -> list[str]:
-        """Why this cannot be meant for a call of these sizes: one sentence each, none when it fits."""
-        return _other_heads("RelativeBias", self.num_heads, H)
-
     def buckets(self, distance: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The bucket of each distance, key position minus query position.
 
@@ -163,9 +159,13 @@ class RelativeBias(nn.Module):
             A tensor in the table's dtype, (heads, rows, keys), with the batch first where items stand at different
             positions.
 
+        Raises:
+            ValueError: The call has another number of query heads.
+
         Cost:
             Time and memory heads * rows * keys.
         """
+        _check_heads(self, rows)
         farthest = self.max_distance
         distances = torch.arange(-farthest, farthest + 1, device=self.weight.device)
         per_distance = self.weight[self.buckets(distances)][:, rows.heads]
@@ -181,8 +181,13 @@ class RelativeBias(nn.Module):
         )
 
 
-def _other_heads(name: str, num_heads: int, wanted: int) -> list[str]:
-    return [] if num_heads == wanted else [f"{name} is for {num_heads} heads, the call has {wanted}"]
+def _check_heads(bias: Alibi | RelativeBias, rows: Rows) -> None:
+    if bias.num_heads != rows.num_heads:
+        name = type(bias).__name__
+        raise ValueError(
+            f"attn_bias: {name} is for {bias.num_heads} heads, the query has {rows.num_heads}. "
+            f"Write {name}({rows.num_heads})."
+        )
 
 
 def _check_buckets(num_heads: int, num_buckets: int, max_distance: int, bidirectional: bool) -> None:
