@@ -125,7 +125,7 @@ class Recipe:
         try:
             self.rate(0)
         except ValueError as error:
-            raise RunProblem(f"The schedule {self.schedule} doesn't fit the run. {error}") from None
+            raise RunProblem(f"The schedule doesn't fit a run of {self.steps} steps. {error}") from None
 
     @property
     def base_rate(self) -> float:

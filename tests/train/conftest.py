@@ -1,0 +1,56 @@
+"""A short text and a recipe small enough that a whole run takes a second."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from heedful.train.recipe import Recipe
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small gain nothing from a second thread, and lose much where another program computes too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+WORDS = "the quick brown fox jumps over the lazy dog and then runs home to sleep until noon".split()
+
+
+def story(sentences=60):
+    """Sentences with a little order in them, in three documents."""
+    lines = [
+        " ".join(WORDS[(7 * i + k) % len(WORDS)] for k in range(5 + i % 7)) + "." for i in range(sentences)
+    ]
+    third = len(lines) // 3
+    parts = (lines[:third], lines[third : 2 * third], lines[2 * third :])
+    return "\n\n\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "story.txt"
+    path.write_text(story())
+    return path
+
+
+@pytest.fixture
+def small(text_file):
+    """A function from changes to a recipe for a run of twelve updates."""
+    base = Recipe(
+        text=(str(text_file),),
+        num_layers=2,
+        num_heads=2,
+        embed_dim=16,
+        context=24,
+        batch=3,
+        steps=12,
+        warmup=3,
+        eval_every=5,
+        eval_windows=4,
+        precision="float32",
+    )
+    return lambda **changes: dataclasses.replace(base, **changes)
