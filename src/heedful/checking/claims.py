@@ -1,0 +1,158 @@
+"""What a target says about itself: in its docstring, its name, its parameter names."""
+
+import inspect
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Claim(NamedTuple):
+    """What is claimed, and where it is written."""
+
+    what: str
+    where: str
+
+
+TRUE = r"(?:true|1|ones?|nonzero|non-zero)"
+FALSE = r"(?:false|0|zeros?)"
+MEANS = r"[\"'`]*\s*(?:s\b)?\s*(?:=|:|->|means?|marks?|to|for|at|where|in|is|are|indicates?|entries|positions?)*\s*"
+SEE = (
+    r"(?:(?:it |they |a |the |that |which |query |token |positions? |pairs? |keys? |tokens? |may |can |should |to be |"
+    r"are |is |be |real )*)(?:keep|kept|attend|attended|visible|allowed|valid|seen|see|not masked|unmasked|"
+    r"real|look)"
+)
+HIDE = (
+    r"(?:(?:it |they |a |the |that |which |query |token |positions? |pairs? |keys? |tokens? |may |can |should |to be |"
+    r"are |is |be )*)(?:mask(?:ed)?(?: out)?|block(?:ed)?|ignored?|hidden|pad(?:ding|ded)?|not attend|"
+    r"not be attended|disallowed|excluded?|forbidden|removed?)"
+)
+KEEP_NAMES = {"keep", "keep_mask", "visible", "allowed", "valid", "attend", "key_keep"}
+BLOCK_NAMES = {"block_mask", "blocked", "masked", "is_pad"}
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Everything the target says that a check can hold it to. None where it says nothing."""
+
+    mask: Claim | None = None
+    padding: Claim | None = None
+    causal: Claim | None = None
+    alignment: Claim | None = None
+    layout: Claim | None = None
+    mask_shape: Claim | None = None
+    scaled_query: Claim | None = None
+    weights: Claim | None = None
+    rotary: Claim | None = None
+    start: Claim | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def texts(target: object) -> list[tuple[str, str]]:
+    """The docstrings that speak for a target, each with words for where it stands."""
+    found = [("its docstring", inspect.getdoc(target) or "")]
+    for name in ("forward", "__call__"):
+        method = getattr(target, name, None)
+        if method is not None and inspect.isroutine(method) and "torch.nn.modules.module" not in str(
+            getattr(method, "__module__", "")
+        ):
+            found.append((f"the docstring of {name}", inspect.getdoc(method) or ""))
+    own = inspect.getdoc(type(target)) if not (inspect.isclass(target) or inspect.isroutine(target)) else None
+    if own and own != found[0][1]:
+        found.append(("its docstring", own))
+    return [(where, text) for where, text in found if text and not text.startswith("Initialize self")]
+
+
+def first(patterns: dict[str, str], target_texts: list[tuple[str, str]]) -> Claim | None:
+    """The first meaning whose pattern is found in a text."""
+    for where, text in target_texts:
+        flat = re.sub(r"\s+", " ", text)
+        hits = [(m.start(), what) for what, p in patterns.items() if (m := re.search(p, flat, re.IGNORECASE))]
+        if hits:
+            return Claim(min(hits)[1], where)
+    return None
+
+
+def polarity(target_texts: list[tuple[str, str]]) -> Claim | None:
+    """What True, or 1, means in the mask: "keep", "block", or "add" for a mask that is added."""
+    return first(
+        {
+            "keep": rf"\b{TRUE}\b{MEANS}{SEE}\b|\b{FALSE}\b{MEANS}{HIDE}\b",
+            "block": rf"\b{TRUE}\b{MEANS}{HIDE}\b|\b{FALSE}\b{MEANS}{SEE}\b",
+            "add": r"additive mask|mask,? (?:that is |which is )?added to|added to the (?:attention )?(?:scores|logits)",
+        },
+        target_texts,
+    )
+
+
+def by_name(parameter: str | None) -> Claim | None:
+    """What the parameter's own name says about True."""
+    if parameter in KEEP_NAMES:
+        return Claim("keep", f"the parameter name {parameter!r}")
+    if parameter in BLOCK_NAMES:
+        return Claim("block", f"the parameter name {parameter!r}")
+    return None
+
+
+def layout_of(target_texts: list[tuple[str, str]]) -> Claim | None:
+    """The layout of the query, where the text gives its shape in brackets."""
+    for where, text in target_texts:
+        shape = re.search(r"\b(?:q|query|queries)\b[^()\[\]]{0,40}[(\[]([^()\[\]]+)[)\]]", text, re.IGNORECASE)
+        if shape is None:
+            continue
+        axes = [a.strip().lower() for a in re.split(r"[,\s]+", shape.group(1).strip()) if a.strip()]
+        head = next((i for i, a in enumerate(axes) if re.fullmatch(r"h|n_?heads?|num_?heads?|heads?|nh|hq", a)), None)
+        if len(axes) == 3 and head is None:
+            return Claim("bld", where)
+        if len(axes) == 4 and head in (1, 2):
+            return Claim("bhld" if head == 1 else "blhd", where)
+    return None
+
+
+def read(target: object, names: dict[str, str]) -> Claims:
+    """Collect the claims of a target whose parameters play these roles."""
+    about = texts(target)
+    called = str(getattr(target, "__name__", type(target).__name__))
+    mask = by_name(names.get("mask")) or polarity(about)
+    causal = None
+    if re.search(r"causal", called, re.IGNORECASE) and "mask" not in names and "causal" not in names:
+        causal = Claim("causal", f"the name {called}")
+    causal = causal or first({"causal": r"\bcausal (?:self[- ])?attention\b|\balways causal\b"}, about)
+    return Claims(
+        mask=mask,
+        padding=by_name(names.get("padding")) or polarity(about),
+        causal=causal,
+        alignment=first(
+            {
+                "end": r"bottom[- ]right|lower[- ]right|aligned (?:to|at) the end|last query (?:is |at |to |sees )",
+                "start": r"top[- ]left|upper[- ]left|aligned (?:to|at) the start|like is_causal",
+            },
+            about,
+        ),
+        layout=layout_of(about),
+        mask_shape=first(
+            {
+                "bls": r"mask[^.()]{0,60}\((?:B|N|batch(?:_size)?)\s*,\s*\w+\s*,\s*\w+\)",
+                "bs": r"mask[^.()]{0,60}\((?:B|N|batch(?:_size)?)\s*,\s*\w+\)",
+            },
+            about,
+        ),
+        scaled_query=first(
+            {"query": r"(?:query|q) (?:is |must be |has been |comes )?(?:already |pre-?)\s?scaled|pre-?scaled quer"}, about
+        ),
+        weights=first(
+            {
+                "head": r"weights[^.\n]{0,60}(?:per head|\(\s*\w+\s*,\s*(?:h|heads|num_heads|n_heads)\s*,)",
+                "mean": r"weights[^.\n]{0,60}averag|averag\w* weights",
+                "sum": r"weights[^.\n]{0,60}sum to (?:1|one)",
+            },
+            about,
+        ),
+        rotary=first(
+            {
+                "interleaved": r"interleav|adjacent (?:pairs|columns)|gpt-?j|\bpairs \(2i|even and odd",
+                "half": r"rotate_half|half[- ]split|neox|two halves|first half",
+            },
+            about,
+        ),
+        start=first({"1": r"positions? (?:start|count|begin)\w* (?:from|at) (?:1|one)"}, about),
+    )

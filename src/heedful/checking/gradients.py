@@ -1,0 +1,90 @@
+"""Compares the gradients of a target with those of what it computes."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from heedful.checking.calling import CallFailed
+from heedful.checking.search import Evidence, Hypothesis, cast, chain, largest
+from heedful.checking.stages import attend
+from heedful.checking.steps import Exam
+
+SIDES = ("query", "key", "value")
+CLOSE = 1e-3
+
+
+def gradients(exam: Exam) -> None:
+    """Backward through the target, on the plain case."""
+    if exam.caller.array != "torch":
+        return
+    exam.progress("comparing gradients")
+    item, hypothesis = exam.evidence[0], exam.hypotheses[0]
+    names = [exam.caller.names[side] for side in SIDES]
+    given = exam.caller.arguments(item.case, torch.float32)
+    for name in names:
+        given[name].requires_grad_()
+    leaves = [given[name] for name in names]
+    try:
+        found = exam.caller.differentiable(dict(given), item.case)
+    except CallFailed as error:
+        exam.record.untold.append(f"gradients: {error}")
+        return
+    direction = torch.randn(found.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    wanted = right_gradients(item, hypothesis, direction)
+    if wanted is None:
+        return
+    if not found.requires_grad:
+        report_missing(exam, list(SIDES))
+        return
+    try:
+        got = torch.autograd.grad(found, leaves, direction.to(found.dtype), allow_unused=True)
+    except RuntimeError as error:
+        exam.record.find("gradient-missing", f"backward raises {error}", {"which": "inputs"}, smallest="any input")
+        return
+    judge(exam, dict(zip(SIDES, got)), dict(zip(SIDES, wanted)))
+
+
+def right_gradients(item: Evidence, hypothesis: Hypothesis, direction: Tensor) -> list[Tensor] | None:
+    """Gradients of what the target computes, mistakes included, in the canonical layout."""
+    stages = chain(hypothesis.variants)
+    call = cast(item.explain(item.case, hypothesis.reading, item.seen.form), torch.float64)
+    if stages is None:
+        return None
+    leaves = [x.detach().clone().requires_grad_() for x in (call.query, call.key, call.value)]
+    output = attend(replace(call, query=leaves[0], key=leaves[1], value=leaves[2]), stages).output
+    grads = torch.autograd.grad(output, leaves, direction, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads)]
+
+
+def judge(exam: Exam, got: dict[str, Tensor | None], wanted: dict[str, Tensor]) -> None:
+    """Name the gradients that are missing, and those that are wrong."""
+    missing = [s for s in SIDES if (got[s] is None or not got[s].any()) and wanted[s].abs().max() > 1e-6]
+    if missing:
+        report_missing(exam, missing)
+        return
+    gaps = {}
+    for side in SIDES:
+        if got[side] is None:
+            continue
+        canonical = exam.caller.canonical(got[side].double())
+        gap = (canonical - wanted[side]).abs().nan_to_num(torch.inf).max().item()
+        if gap > CLOSE * largest(wanted[side]):
+            gaps[side] = gap
+    if gaps and not exam.tolerance:
+        exam.record.find(
+            "gradient-wrong",
+            "against the gradient of the formula, in float64",
+            {"which": " and ".join(gaps), "difference": max(gaps.values())},
+            smallest=exam.evidence[0].case.shape.words(),
+        )
+
+
+def report_missing(exam: Exam, sides: list[str]) -> None:
+    """No gradient reaches these inputs."""
+    exam.record.find(
+        "gradient-missing",
+        "the formula's gradient there is not 0",
+        {"which": " and ".join(sides)},
+        smallest=exam.evidence[0].case.shape.words(),
+    )

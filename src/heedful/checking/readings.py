@@ -1,0 +1,59 @@
+"""How a target reads what it is given. These are conventions: they are found and reported, never accused."""
+
+from dataclasses import dataclass, replace
+
+from heedful.checking.cases import Case
+from heedful.checking.stages import Call, Rotation
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One combination of conventions.
+
+    Attributes:
+        mask: "keep" (True = may attend), "block" (True = blocked) or "add" (added to the scores).
+        padding: The same for a padding mask.
+        causal: Alignment of a causal mask that is always on: "start" or "end"; None when there is none.
+        flag: Alignment of the causal mask that a flag turns on.
+        alibi: "distance" or "key" when the target adds ALiBi by itself.
+        rotary: Rotation that the target applies to queries and keys by itself.
+        order: Order of a fused projection, as `projections.py` spells it.
+        rare: Hardly anybody does this; not tried together with mistakes.
+    """
+
+    mask: str = "keep"
+    padding: str = "keep"
+    causal: str | None = None
+    flag: str | None = None
+    alibi: str | None = None
+    rotary: Rotation | None = None
+    order: str = ""
+    rare: bool = False
+
+    def call(self, case: Case, form: str) -> Call:
+        """The call as the target understands it, where heads are handed over split."""
+        keep = case.mask
+        if keep is not None and self.mask == "block":
+            keep = ~keep
+        padding = case.padding
+        if padding is not None and self.padding == "block":
+            padding = ~padding
+        return Call(
+            case.query,
+            case.key,
+            case.value,
+            keep=keep,
+            padding=padding,
+            bias=case.bias,
+            causal=self.flag if case.causal else self.causal,
+            alibi=self.alibi,
+            rotary=self.rotary,
+            merged=form == "ble",
+        )
+
+
+def always_on() -> list[Reading]:
+    """What a target may do by itself on every call: nothing, causality, ALiBi."""
+    usual = [Reading(), Reading(causal="end"), Reading(causal="start")]
+    alibis = [replace(r, alibi=a, rare=True) for a in ("distance", "key") for r in usual]
+    return usual + alibis
