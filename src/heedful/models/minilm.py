@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from heedful import Weights, masks
+from heedful.models.files import read_safetensors, read_tokenizer
 from heedful.models.reading import Reader
 from heedful.nn import MultiHeadAttention
 
@@ -79,11 +80,8 @@ RENAMED = {
 
 def load(weights: Path, tokenizer: Path) -> Reader:
     """Build the published encoder from its two files."""
-    from safetensors.torch import load_file
-    from tokenizers import Tokenizer
-
     parameters = {}
-    for name, tensor in load_file(weights).items():
+    for name, tensor in read_safetensors(weights).items():
         for published, ours in RENAMED.items():
             name = name.replace(published, ours)
         parameters[name] = tensor
@@ -92,8 +90,4 @@ def load(weights: Path, tokenizer: Path) -> Reader:
     model = MiniLM()
     model.load_state_dict(parameters, assign=True)
     model.eval().requires_grad_(False)
-
-    words = Tokenizer.from_file(str(tokenizer))
-    words.no_truncation()
-    words.no_padding()
-    return Reader("minilm", lambda ids: model(ids).weights, words, max_tokens=512, causal=False)
+    return Reader("minilm", lambda ids: model(ids).weights, read_tokenizer(tokenizer), 512, causal=False)

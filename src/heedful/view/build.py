@@ -113,7 +113,7 @@ def _ask(reading: Reading) -> Answers:
     places = Places(
         ids=tuple(token.id for token in tokens),
         special=tuple(is_mark(token) for token in tokens),
-        counted=tuple(not token.special for token in tokens),
+        counted=_counted(tokens),
     )
     k = min(length, LINKS_SEARCHED)
     answers = [weights.reduce(Entropy(), TopK(k), places) for weights in reading.weights]
@@ -125,6 +125,12 @@ def _ask(reading: Reading) -> Answers:
         keys=torch.cat([answer[1].indices for answer in answers]),
         places=torch.cat([answer[2] for answer in answers]) / sum(places.counted),
     )
+
+
+def _counted(tokens: Sequence[Token]) -> tuple[bool, ...]:
+    """Which tokens a head's summary goes by: those of the text, or all if there are only special ones."""
+    only_special = all(token.special for token in tokens)
+    return tuple(only_special or not token.special for token in tokens)
 
 
 def _visible(reading: Reading) -> Tensor:
@@ -174,7 +180,7 @@ def _draw(
 
 def _summaries(reading: Reading, answers: Answers) -> tuple[Summaries, dict[str, float]]:
     """Every head in summary, and the shares of the places by chance."""
-    counted = torch.tensor([not token.special for token in reading.tokens])
+    counted = torch.tensor(_counted(reading.tokens))
     entropy = answers.entropy[..., counted].mean(-1).tolist()
     shares = answers.places.tolist()
     chance = dict(zip(PLACES, shares[0][0][1], strict=True))
@@ -217,7 +223,7 @@ def _rows(reading: Reading, answers: Answers, choice: Choice) -> tuple[Row, ...]
 
 
 def _strongest(reading: Reading, answers: Answers, choice: Choice) -> tuple[Link, ...]:
-    """The strongest links of the chosen head, of the most telling kind that it has."""
+    """The strongest links of the chosen head, of the most telling kind that it has, and above even weights."""
     values, keys = answers.values[choice.layer, choice.head], answers.keys[choice.layer, choice.head]
     _, scores = telling(values, keys, torch.arange(len(values)), Words(reading.tokens))
     best = values.where(scores > 0, 0).flatten().topk(min(NUM_LINKS, values.numel()))
@@ -225,5 +231,5 @@ def _strongest(reading: Reading, answers: Answers, choice: Choice) -> tuple[Link
     return tuple(
         Link(int(i), int(keys[i, j]), weight)
         for i, j, weight in zip(rows, columns, best.values.tolist(), strict=True)
-        if weight >= 0.005
+        if weight > 1 / len(values)
     )

@@ -26,7 +26,7 @@ def rows_of_weights(page: Page) -> list[Text]:
     if picture.matrix is None or length > MOST_ROWS or not fits:
         return [Text(heading), *_in_words(page, number, label)]
     cell, words = fits[0]
-    ticks = "".join(fit(str(i), 5 * cell) for i in range(0, length, 5))
+    ticks = "".join(str(i).ljust(5 * cell) for i in range(0, length, 5))
     lines = [Text(heading), Text(" " * margin + ticks.rstrip(), style="dim")]
     for row, weights in zip(picture.rows, picture.matrix, strict=True):
         line = _margin(page, row.query, number, label)
@@ -34,7 +34,9 @@ def rows_of_weights(page: Page) -> list[Text]:
             line.append(page.glyphs.shade(weight) * cell, style=shade_of(weight))
         if words:
             link = row.links[0]
-            line.append(f" {page.glyphs.arrow} {fit(page.labels[link.key], label)} {link.weight:.2f}")
+            line.append(
+                f" {page.glyphs.arrow} {fit(page.labels[link.key], label, page.glyphs.cut)} {link.weight:.2f}"
+            )
         lines.append(line)
     return lines
 

@@ -14,7 +14,7 @@ MOST_LINES = 8
 def sentence(page: Page) -> list[Text]:
     """The text, and above each token a column as high as the chosen token's weight on it."""
     picture, query = page.picture, page.picture.choice.query
-    laid = lines_of_tokens(picture.tokens, page.pieces, page.width - 2)
+    laid = lines_of_tokens(picture.tokens, page.pieces, page.width - 2, page.glyphs.cut)
     shown = _lines_that_matter(page, [{token for token, _, _ in line} for line in laid])
     lines = [Text.assemble("What ", (page.quoted(query), "bold"), " looks at")]
     skipped = 0
@@ -33,7 +33,8 @@ def _lines_that_matter(page: Page, laid: Sequence[set[int]]) -> set[int]:
     if len(laid) <= MOST_LINES:
         return set(range(len(laid)))
     picture = page.picture
-    wanted = [picture.choice.query, *(link.key for link in picture.rows[picture.choice.query].links)]
+    row = picture.rows[picture.choice.query]
+    wanted = [row.query, *(link.key for link in row.links if link.weight >= 0.02)]
     numbers = [number for token in wanted for number, line in enumerate(laid) if token in line]
     return set(list(dict.fromkeys(numbers))[:MOST_LINES])
 

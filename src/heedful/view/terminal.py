@@ -89,7 +89,7 @@ def grid(page: Page) -> list[Text]:
         lines += [Text()] if lines else []
         lines.append(Text(" " * margin + "".join(f"{n:>3}"[-3:] for n in numbers), style="dim"))
         for layer, heads in enumerate(page.picture.heads):
-            line = Text(fit(name.format(layer), margin), style="dim")
+            line = Text(name.format(layer).ljust(margin), style="dim")
             line.append_text(Text.assemble(*(_cell(page, heads[n]) for n in numbers)))
             lines.append(line)
     return lines
@@ -148,7 +148,7 @@ def _reason(page: Page) -> str:
     if choice.layer_given:
         among = f"the {num_heads} heads of layer {choice.layer}"
     elif choice.head_given:
-        among = f"the heads {choice.head} of {num_layers} layers"
+        among = f"head {choice.head} of each of the {num_layers} layers"
     else:
         among = f"all {num_layers * num_heads} heads"
     return f"Chosen from {among} for {what}: {link}."
@@ -170,7 +170,8 @@ def token_lists(page: Page) -> list[Text]:
     looks_at = [(page.quoted(link.key), link.weight) for link in row.links if link.weight >= 0.005]
     hidden = row.others + len(row.links) - len(looks_at)
     if hidden:
-        looks_at.append((f"{hidden} others", max(0.0, 1 - sum(weight for _, weight in looks_at))))
+        name = "1 other" if hidden == 1 else f"{hidden} others"
+        looks_at.append((name, max(0.0, 1 - sum(weight for _, weight in looks_at))))
     seers = sorted(enumerate(picture.seen_by), key=lambda item: -item[1])[: len(row.links)]
     seen_by = [(page.quoted(token), weight) for token, weight in seers if weight >= 0.005]
     lines = _bars(page, looks_at)

@@ -83,10 +83,8 @@ def printable(text: str, encoding: str) -> str:
 def _printable_character(character: str, encoding: str) -> str:
     if character in _SPACES:
         return _sign(_SPACES[character], encoding, character)
-    hidden = (
-        unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") and character != _JOINER
-    )
-    return _escaped(character) if hidden else _sign(character, encoding)
+    visible = unicodedata.category(character)[0] not in "CZ" or character == _JOINER
+    return _sign(character, encoding) if visible else _escaped(character)
 
 
 def _sign(sign: str, encoding: str, otherwise: str = "") -> str:
@@ -94,10 +92,10 @@ def _sign(sign: str, encoding: str, otherwise: str = "") -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.encode("unicode_escape").decode("ascii")
+    return text.encode("unicode_escape").decode("ascii").replace(" ", r"\x20")
 
 
-def fit(text: str, width: int, cut: str = "…") -> str:
+def fit(text: str, width: int, cut: str) -> str:
     """The text in exactly `width` cells: padded, or cut with a sign that says so."""
     if cell_len(text) > width:
         text = set_cell_size(text, max(0, width - cell_len(cut))) + cut
@@ -121,7 +119,7 @@ def flow(items: Sequence[Text], width: int, gap: int = 2) -> list[Text]:
 
 
 def lines_of_tokens(
-    tokens: Sequence[Token], labels: Sequence[str], width: int
+    tokens: Sequence[Token], labels: Sequence[str], width: int, cut: str
 ) -> list[list[tuple[int, int, str]]]:
     """Set the tokens as text.
 
@@ -138,7 +136,7 @@ def lines_of_tokens(
             column = 0
         column += bool(column)
         for i in word:
-            label = fit(labels[i], min(cell_len(labels[i]), width))
+            label = fit(labels[i], min(cell_len(labels[i]), width), cut)
             if column + cell_len(label) > width:
                 lines.append([])
                 column = 0
