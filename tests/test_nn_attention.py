@@ -9,7 +9,7 @@ from torch import nn
 
 import heedful
 from heedful import masks
-from heedful.nn import MultiHeadAttention
+from heedful.nn import KVCache, MultiHeadAttention
 from heedful.positions import Alibi, Learned, RelativeBias, Rotary, Sinusoidal
 
 B, L, S, E, H = 2, 5, 7, 12, 3
@@ -390,6 +390,18 @@ def test_meta_device_and_materialization():
     torch.testing.assert_close(mha(x).output, source(x).output, rtol=0, atol=0)
     output, weights = MultiHeadAttention(E, H, device="meta")(x.to("meta"))
     assert (output.shape, weights.shape) == ((B, L, E), (B, H, L, L))
+
+
+def test_autocast_computes_in_its_dtype():
+    """Projections in bfloat16, norms and angles in float32, a cache in between."""
+    mha = randomized(MultiHeadAttention(E, H, position=Rotary(), qk_norm=True, sinks=True))
+    x, cache = torch.randn(B, L, E), KVCache()
+    with torch.autocast("cpu", torch.bfloat16):
+        pieces = [mha(part, mask=masks.causal(), cache=cache).output for part in x.split([3, 2], dim=1)]
+    assert {part.dtype for part in pieces} == {cache.keys.dtype} == {torch.bfloat16}
+    exact = mha.double()(x.double(), mask=masks.causal()).output
+    rounded = copy.deepcopy(mha).bfloat16()(x.bfloat16(), mask=masks.causal()).output
+    assert_as_good_as(rounded, torch.cat(pieces, dim=1), exact)
 
 
 def test_half_module_keeps_exact_angles():

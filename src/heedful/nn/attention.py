@@ -14,6 +14,14 @@ from heedful.nn.inputs import check_inputs, check_settings, fit_mask
 from heedful.positions import position_ids
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm in the dtype of its input: under autocast that is another than its weight's, which torch warns of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each vector of the last dimension divided by the root of its mean square, times the weight."""
+        return nn.functional.rms_norm(x, tuple(self.normalized_shape), self.weight.to(x.dtype), self.eps)
+
+
 class MultiHeadAttention(nn.Module):
     """Attention in several heads, each with its own view of the input, always batch first.
 
@@ -98,8 +106,8 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = nn.Linear(self.kdim, num_kv_heads * self.head_dim, bias, **made)
         self.v_proj = nn.Linear(self.vdim, num_kv_heads * self.head_dim, bias, **made)
         self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias, **made)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
+        self.q_norm = HeadNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
+        self.k_norm = HeadNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
         self.sinks: nn.Parameter | None = nn.Parameter(torch.empty(num_heads, **made)) if sinks else None
         self.register_load_state_dict_pre_hook(convert.rename)
         self.reset_parameters()
