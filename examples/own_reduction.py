@@ -4,7 +4,7 @@ A reduction says what one panel contributes. It runs in the pass that computes t
 
 Prints:
 
-    same kind, per head: ['0.34', '0.32', '0.35']
+    same kind, per head: ['0.34', '0.33', '0.34']
     equals the matrix way: True
     gradient reaches the queries: True
 """

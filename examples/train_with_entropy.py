@@ -1,38 +1,40 @@
 """Train through a question: attention that copies, and is asked to be sure of itself.
 
-The task is to repeat the first token of a sequence at every place. Two modules learn it; one is also punished for
-looking at many tokens. Both answers come from the same lazy weights, with no matrix kept for the backward pass.
+The task is to repeat the first token of a sequence at every place. Two modules learn it; for one, every nat of entropy
+has a price. The entropy comes out of the same pass as the output, and its gradient out of the same backward pass;
+the matrix is never kept.
 
 Prints:
 
-    both learn the task: True
-    the punished one looks at fewer tokens: True
+    both learn to copy: True
+    the one that pays looks at fewer tokens: True
 """
 
 import torch
 
 from heedful import Entropy, MultiHeadAttention, Sinusoidal
 
-LENGTH, SIZE = 24, 32
+BATCH, LENGTH, SIZE = 16, 12, 16
+SPREAD = 0.3  # of the tokens: less than that of the positions, so that places are easy to tell apart
 
 
 def train(price: float) -> tuple[float, float]:
-    """Loss and mean entropy at the end, when each nat of entropy costs `price`."""
+    """Error (of a variance of 1) and mean entropy at the end."""
     torch.manual_seed(0)
-    attention = MultiHeadAttention(SIZE, 4, position=Sinusoidal())
-    optimizer = torch.optim.AdamW(attention.parameters(), lr=3e-3)
-    for _ in range(300):
-        x = torch.randn(16, LENGTH, SIZE)
+    attention = MultiHeadAttention(SIZE, num_heads=2, position=Sinusoidal())
+    optimizer = torch.optim.AdamW(attention.parameters(), lr=1e-2)
+    for _ in range(200):
+        x = SPREAD * torch.randn(BATCH, LENGTH, SIZE)
         output, weights = attention(x, reduce=Entropy())
-        task = (output - x[:, :1]).square().mean()
+        error = ((output - x[:, :1]) / SPREAD).square().mean()
         entropy = weights.entropy().mean()
         optimizer.zero_grad()
-        (task + price * entropy).backward()
+        (error + price * entropy).backward()
         optimizer.step()
-    return task.item(), entropy.item()
+    return error.item(), entropy.item()
 
 
-free_loss, free_entropy = train(price=0.0)
-sure_loss, sure_entropy = train(price=0.03)
-print("both learn the task:", max(free_loss, sure_loss) < 0.3)
-print("the punished one looks at fewer tokens:", sure_entropy < 0.8 * free_entropy)
+free_error, free_entropy = train(price=0.0)
+paid_error, paid_entropy = train(price=0.1)
+print("both learn to copy:", max(free_error, paid_error) < 0.3)
+print("the one that pays looks at fewer tokens:", paid_entropy < 0.8 * free_entropy)

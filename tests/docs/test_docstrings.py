@@ -9,7 +9,9 @@ import torch
 
 import heedful
 
-MODULES = sorted(m.name for m in pkgutil.walk_packages(heedful.__path__, "heedful.") if not m.name.endswith("__main__"))
+MODULES = sorted(
+    m.name for m in pkgutil.walk_packages(heedful.__path__, "heedful.") if not m.name.endswith("__main__")
+)
 
 
 def examples_in(module_name: str) -> list[doctest.DocTest]:

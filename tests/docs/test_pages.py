@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,12 @@ def run_block(block: Block, page: Path, namespace: dict[str, object]) -> str:
     """Run one block as if it stood at its line in the page, and give what it printed."""
     code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(code, namespace)
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(code, namespace)
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[1].lineno
+        pytest.fail(f"{page}:{line}: {type(error).__name__}: {error}", pytrace=False)
     return printed.getvalue()
 
 

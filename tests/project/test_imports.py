@@ -17,7 +17,7 @@ LAYERS = [
     ["__main__", "cli"],
     ["view", "checking", "train", "watching", "huggingface", "models", "heads"],
     ["nn"],
-    ["_attention"],
+    ["_attention", "_listeners"],
     ["_weights", "_torch"],
     ["backends"],
     ["_call"],
