@@ -1,0 +1,140 @@
+"""What a watch does with each call: which module it is of, and what to keep of it."""
+
+import sys
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import backends
+from .._call import Call
+from .._weights import Weights
+from ..reductions import Reduction
+from .answers import Answers
+from .arguments import Arguments
+from .naming import Names, matches
+from .seen import Seen
+
+SMALL = 2**24
+
+
+class Watcher:
+    """Listens to the calls of one model, and keeps what was asked for in a `Seen`."""
+
+    def __init__(
+        self, names: Names, reductions: tuple[Reduction, ...], layers: tuple[str | int, ...] | None, seen: Seen
+    ):
+        self.names, self.reductions, self.layers, self.seen = names, reductions, layers, seen
+
+    def running(self, frame: FrameType) -> str | None:
+        """The module of the watched model that is running."""
+        return self.names.running(frame)
+
+    def edits(self, frame: FrameType) -> bool:
+        """Watching changes nothing."""
+        return False
+
+    def before(self, call: Call, reductions: tuple[Reduction, ...]) -> tuple[Call, tuple[Reduction, ...]]:
+        """Add the watch's questions to a call of heedful's own function."""
+        name = self.names.running(sys._getframe(1))
+        if name is None or not self._wanted(name):
+            return call, reductions
+        return call, tuple(dict.fromkeys((*reductions, *self.reductions)))
+
+    def after(self, weights: Weights) -> None:
+        """Keep a call of heedful's own function."""
+        name = self.names.running(sys._getframe(1))
+        if name is None or not self._wanted(name):
+            return
+        if self.reductions:
+            self._keep(name, Answers.of(weights, self.reductions))
+        else:
+            given = weights._call, weights._backend, weights._batch_shape, weights._head_shape
+            self._keep(name, Weights(_owned(given[0]), *given[1:], dict(weights._answers), weights._grad))
+
+    def heard(self, frame: FrameType, arguments: Arguments | None, why_not: str) -> None:
+        """Keep a call of torch's functions, or why it cannot be kept."""
+        name = self.names.running(frame)
+        if name is None:
+            return
+        if self.names.kind(name) == "TransformerEncoderLayer":
+            name = f"{name}.self_attn".removeprefix(".")
+        if not self._wanted(name):
+            return
+        if arguments is None:
+            self.seen._missed.setdefault(name, why_not)
+            return
+        try:
+            call = arguments.call()
+            backend = backends.choose(call, "auto")
+        except (TypeError, ValueError, NotImplementedError) as error:
+            self.seen._missed.setdefault(name, str(error))
+            return
+        if not self.reductions:
+            self._keep(name, Weights(_owned(call), backend, *arguments.leading))
+            return
+        answers = backends.run(backend, call, self.reductions, need_output=False).answers
+        known = dict(zip(self.reductions, answers, strict=True))
+        self._keep(name, Answers.of(Weights(call, backend, *arguments.leading, known), self.reductions))
+
+    def _wanted(self, name: str) -> bool:
+        number = self.seen._number(name)
+        return self.layers is None or any(
+            number == layer if isinstance(layer, int) else matches(name, layer) for layer in self.layers
+        )
+
+    def _keep(self, name: str, weights: Weights) -> None:
+        calls = self.seen._calls.setdefault(name, [])
+        if calls and not self.reductions:
+            share_keys(calls[-1], weights)
+        calls.append(weights)
+
+
+def _owned(call: Call) -> Call:
+    """The call with copies of the tensors that may be written to after it, such as those of a static cache.
+
+    A tensor written to before is likely to be written to again, and under inference mode writes leave no trace.
+    """
+    query, key, value = (
+        x.clone() if x.is_inference() or x._version else x for x in (call.query, call.key, call.value)
+    )
+    return replace(call, query=query, key=key, value=value)
+
+
+def share_keys(earlier: Weights, later: Weights) -> None:
+    """Let an earlier call look at the keys of a later one where they are the same: a growing cache is kept once.
+
+    Without this, a generation of n tokens would keep n copies of the cache.
+    """
+    before, after = earlier._call, later._call
+    if before.key.requires_grad or after.key.requires_grad or before.key.shape[2] > after.key.shape[2]:
+        return
+    try:
+        earlier._check_unchanged(value_too=True)
+    except RuntimeError:
+        return
+    reach = _reach(before)
+    for old, new in ((before.key, after.key), (before.value, after.value)):
+        alike = old.shape[:2] == new.shape[:2] and (old.dtype, old.device) == (new.dtype, new.device)
+        if not alike or not torch.equal(old[:, :, :reach], new[:, :, :reach]):
+            return
+    S = before.key.shape[2]
+    earlier._call = replace(before, key=after.key[:, :, :S], value=after.value[:, :, :S])
+    earlier._versions = Weights(earlier._call, earlier._backend, (), ())._versions
+
+
+def _reach(call: Call) -> int:
+    """One past the last key that any query of the call may see, or more where finding out would cost too much."""
+    S = call.key.shape[2]
+    if call.mask is None:
+        return S
+    reach = max((keys.stop for keys in call.mask.ranges(call.rows)), default=0)
+    if call.query.shape[0] * call.query.shape[2] * reach > SMALL:
+        return reach
+    block: Any = call.mask.block(call.rows, range(reach))
+    if not isinstance(block, Tensor):
+        return reach if block else 0
+    seen = block.flatten(0, -2).any(0).expand(reach).nonzero()
+    return int(seen[-1]) + 1 if len(seen) else 0
