@@ -3,6 +3,7 @@
 
 #include "buffer.h"
 #include "call.h"
+#include "decode.h"
 #include "statistics.h"
 #include "threads.h"
 
@@ -140,7 +141,7 @@ void Forward::strip(int64_t batch, int64_t head, int64_t number, const PackedHea
     const Block block = next_block(call, batch, head, begin, end);
     scores(block, packed, work);
     weigh(block, work);
-    if (sums || most) add_received(block, work.panel.get(), work.inverse, sums, most);
+    if (sums || most) add_received({work.panel.get(), block.rows(), block.stride(), work.inverse}, block.keys, sums, most);
     if (given(call.output)) {
       sum_values(block, packed, work);
       if (!packed.finite) add_spoiled_values(block, work);
@@ -267,7 +268,10 @@ extern "C" int heedful_forward(const heedful_call *call) {
   if (call->struct_size != int64_t(sizeof(heedful_call))) return HEEDFUL_WRONG_SIZE;
   if (call->batch == 0 || call->heads == 0) return HEEDFUL_OK;
   try {
-    heedful::Forward(*call).run();
+    if (heedful::suits_decode(*call))
+      heedful::decode(*call);
+    else
+      heedful::Forward(*call).run();
   } catch (const std::bad_alloc &) {
     return HEEDFUL_OUT_OF_MEMORY;
   }

@@ -38,10 +38,7 @@ inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, f
   const auto each = [&](auto change) {
     for (int64_t i = 0; i < row.size; i += lanes) {
       const int64_t n = row.size - i;
-      if (n >= lanes)
-        store(x + i, change(load(x + i), i));
-      else
-        store_some(x + i, change(load_some(x + i, n, 0), i), n);
+      store_some(x + i, change(load_some(x + i, n, 0), i), n);
     }
   };
   each([&](Floats s, int64_t) { return s * call.scale; });
@@ -59,7 +56,7 @@ inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, f
   if (given(call.bias)) {
     const float *bias = row_of(call.bias, row.batch, row.head, row.query, row.first, row.first + row.size, scratch);
     each([&](Floats s, int64_t i) {
-      Floats b = row.size - i >= lanes ? load(bias + i) : load_some(bias + i, row.size - i, 0);
+      Floats b = load_some(bias + i, row.size - i, 0);
       return b == all(-infinity) ? b : s + b;
     });
   }

@@ -31,19 +31,6 @@ int64_t offset(const heedful_array &array, int64_t batch, int64_t head, int64_t 
   return batch * array.stride[0] + head * array.stride[1] + row * array.stride[2];
 }
 
-// The two halves of a and b, lane by lane in turn: a0 b0 a1 b1 ...
-inline Floats interleave(Floats a, Floats b, bool upper) {
-  Ints index = lane_numbers();
-  index = (index >> 1) + (index & 1) * lanes + (upper ? lanes / 2 : 0);
-#if defined(__clang__)
-  Floats mixed;
-  for (int i = 0; i < lanes; i++) mixed[i] = index[i] < lanes ? a[index[i]] : b[index[i] - lanes];
-  return mixed;
-#else
-  return __builtin_shuffle(a, b, index);
-#endif
-}
-
 // lanes x lanes numbers: rows become columns.
 void transpose(const float *const from[lanes], int64_t begin, float *to, int64_t to_row) {
   Floats x[lanes], y[lanes];
@@ -102,7 +89,7 @@ bool pack_rows(const Matrix &from, int64_t begin, int64_t end, float *to, float 
       float *packed = to + from.rows * column + row * vectors * lanes;
       for (int v = 0; v < vectors; v++) {
         const int64_t at = column + v * lanes, left = from.width - at;
-        Floats y = left >= lanes ? load(x + at) : load_some(x + at, left, 0);
+        Floats y = load_some(x + at, left, 0);
         Ints good = y - y == Floats{};
         finite &= good;
         store(packed + v * lanes, from_bits(bits(y) & good));

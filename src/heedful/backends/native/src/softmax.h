@@ -50,7 +50,7 @@ RowSums row_exponentials(float *x, int64_t n, float maximum, float factor) {
     step(i, 0, load(x + i), false);
     step(i + lanes, 1, load(x + i + lanes), false);
   }
-  for (; i < n; i += lanes) step(i, 0, n - i >= lanes ? load(x + i) : load_some(x + i, n - i, -infinity), true);
+  for (; i < n; i += lanes) step(i, 0, load_some(x + i, n - i, -infinity), true);
   return {sum(mass[0] + mass[1]), sum(moment[0] + moment[1])};
 }
 

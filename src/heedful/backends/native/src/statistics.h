@@ -46,7 +46,7 @@ inline void answer_mean_distance(const heedful_call &call, const RowPlace &row, 
   const int64_t position = call.query_start[row.batch] + row.query - row.first;
   Floats moment = {}, mass = {};
   for (int64_t i = 0; i < row.size; i += lanes) {
-    const Floats e = row.size - i >= lanes ? load(x + i) : load_some(x + i, row.size - i, 0);
+    const Floats e = load_some(x + i, row.size - i, 0);
     const Ints ahead = lane_numbers() + int32_t(i - position);
     moment += e * __builtin_convertvector(ahead < 0 ? -ahead : ahead, Floats);
     mass += e;
@@ -57,21 +57,29 @@ inline void answer_mean_distance(const heedful_call &call, const RowPlace &row, 
 
 inline float larger_or_nan(float a, float b) { return a >= b || a != a ? a : b; }
 
-// What each key of a panel receives from its rows: the sum in double precision, since panels add up.
-inline void add_received(const Block &block, const float *panel, const float *inverse, double *sums, float *most) {
-  const int64_t width = block.keys.last - block.keys.first, stride = block.stride();
-  for (int64_t column = 0; column < width; column += lanes) {
+// Rows of weights, side by side.
+struct Panel {
+  const float *data;
+  int64_t rows, stride;
+  const float *inverse;
+};
+
+// What the keys receive from the rows of a panel whose first column is `keys.first`. The sum is in double precision,
+// since panels add up.
+inline void add_received(const Panel &panel, Range keys, double *sums, float *most) {
+  for (int64_t column = 0; column < keys.last - keys.first; column += lanes) {
     Floats total = {}, highest = {};
-    for (int64_t row = 0; row < block.rows(); row++) {
-      const Floats weight = load(panel + row * stride + column) * inverse[row];
+    for (int64_t row = 0; row < panel.rows; row++) {
+      const Floats weight = load(panel.data + row * panel.stride + column) * panel.inverse[row];
       total += weight;
       highest = larger(highest, weight);
     }
-    const int64_t n = std::min<int64_t>(lanes, width - column), key = block.keys.first + column;
+    const int64_t key = keys.first + column, n = std::min<int64_t>(lanes, keys.last - key);
     if (sums)
       for (int64_t i = 0; i < n; i++) sums[key + i] += double(total[i]);
     if (most)
-      for (int64_t i = 0; i < n; i++) most[key + i] = larger_or_nan(most[key + i], total[i] == total[i] ? highest[i] : total[i]);
+      for (int64_t i = 0; i < n; i++)
+        most[key + i] = larger_or_nan(most[key + i], total[i] == total[i] ? highest[i] : total[i]);
   }
 }
 

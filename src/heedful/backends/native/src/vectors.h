@@ -76,13 +76,28 @@ inline Ints lane_numbers() {
 
 // The first n lanes from memory, `fill` in the others.
 inline Floats load_some(const float *from, int64_t n, float fill) {
+  if (n >= lanes) return load(from);
   float x[lanes];
   for (int i = 0; i < lanes; i++) x[i] = i < n ? from[i] : fill;
   return load(x);
 }
 
 inline void store_some(float *to, Floats x, int64_t n) {
+  if (n >= lanes) return store(to, x);
   for (int i = 0; i < n; i++) to[i] = x[i];
+}
+
+// The two halves of a and b, lane by lane in turn: a0 b0 a1 b1 ...
+inline Floats interleave(Floats a, Floats b, bool upper) {
+  Ints index = lane_numbers();
+  index = (index >> 1) + (index & 1) * lanes + (upper ? lanes / 2 : 0);
+#if defined(__clang__)
+  Floats mixed;
+  for (int i = 0; i < lanes; i++) mixed[i] = index[i] < lanes ? a[index[i]] : b[index[i] - lanes];
+  return mixed;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
 }
 
 inline float sum(Floats x) {

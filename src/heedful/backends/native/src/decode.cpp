@@ -1,0 +1,240 @@
+// The forward pass for a few queries per key head, as in decoding: bound by reading keys and values, so they are read
+// once, as they lie, for all the queries that share them. The keys are cut into chunks on a fixed grid, so that the
+// sums do not depend on the number of threads.
+#include "decode.h"
+
+#include "buffer.h"
+#include "convert.h"
+#include "statistics.h"
+#include "threads.h"
+
+namespace heedful {
+
+namespace {
+
+constexpr int64_t most_rows = 12, decode_chunk = 512;
+
+template <class T, int64_t dtype>
+struct Reader {
+  typedef T Element;
+  static Floats read(const T *from) {
+    if constexpr (dtype == HEEDFUL_BFLOAT16) return from_bfloat16(load_halves(from));
+    if constexpr (dtype == HEEDFUL_FLOAT16) return from_float16(load_halves(from));
+    if constexpr (dtype == HEEDFUL_FLOAT32) return load(from);
+  }
+  static Floats read_some(const T *from, int64_t n) {
+    if (n >= lanes) return read(from);
+    T x[lanes] = {};
+    std::copy(from, from + n, x);
+    return read(x);
+  }
+};
+
+// Lane i of the result is the sum of x[i].
+Floats sum_each(Floats x[lanes]) {
+  for (int count = lanes; count > 1; count /= 2)
+    for (int i = 0; i < count / 2; i++) {
+      const Floats a = x[i], b = x[i + count / 2];
+      x[i] = interleave(a, b, false) + interleave(a, b, true);
+    }
+  return x[0];
+}
+
+class Decode {
+ public:
+  explicit Decode(const heedful_call &call);
+  void run();
+
+ private:
+  Range keys_of(int64_t batch, int64_t chunk) const;
+  void read_queries(int64_t key_head);
+  template <class Source>
+  void score(int64_t key_head, int64_t chunk);
+  void finish(int64_t query_head, int64_t thread);
+  template <class Source>
+  void sum_values(int64_t key_head, int64_t chunk);
+  void write_output(int64_t row, int64_t thread);
+  void sum_carefully(int64_t row, float *sums, float *value) const;
+  template <class Body>
+  void with_source(const heedful_array &array, Body body) const;
+
+  const heedful_call &call;
+  const int64_t per_group, rows, key_heads, query_heads, chunks, query_width, value_width, stride;
+  Buffer<float> queries, scores, inverse, partial;
+  std::vector<TopK> topk;
+  std::vector<Buffer<float>> scratch;
+  std::vector<Buffer<double>> received;
+  std::vector<Range> seen;  // by batch item: what its queries see between them
+};
+
+Decode::Decode(const heedful_call &call)
+    : call(call),
+      per_group(call.heads / call.kv_heads),
+      rows(per_group * call.queries),
+      key_heads(call.batch * call.kv_heads),
+      query_heads(call.batch * call.heads),
+      chunks((call.keys + decode_chunk - 1) / decode_chunk),
+      query_width(round_up(call.width, lanes)),
+      value_width(round_up(call.value_width, lanes)),
+      stride(round_up(call.keys, lanes) + lanes),
+      queries(key_heads * rows * query_width),
+      scores(key_heads * rows * stride),
+      inverse(key_heads * rows),
+      partial(given(call.output) ? key_heads * chunks * rows * value_width : 0) {
+  for (int64_t i = 0; i < std::max<int64_t>(call.threads, 1); i++) {
+    topk.emplace_back(call.topk);
+    scratch.emplace_back(std::max(call.keys, 2 * value_width));
+    received.emplace_back(call.received_sum ? call.keys : 0);
+  }
+  for (int64_t batch = 0; batch < call.batch; batch++) seen.push_back(visible_range(call, batch, 0, call.queries));
+}
+
+void Decode::run() {
+  parallel_for(1, key_heads, [&](int64_t key_head, int64_t) { read_queries(key_head); });
+  parallel_for(call.threads, key_heads * chunks, [&](int64_t task, int64_t) {
+    with_source(call.key, [&](auto source) { score<decltype(source)>(task / chunks, task % chunks); });
+  });
+  parallel_for(call.threads, query_heads, [&](int64_t head, int64_t thread) { finish(head, thread); });
+  if (!given(call.output)) return;
+  parallel_for(call.threads, key_heads * chunks, [&](int64_t task, int64_t) {
+    with_source(call.value, [&](auto source) { sum_values<decltype(source)>(task / chunks, task % chunks); });
+  });
+  parallel_for(key_heads * rows * chunks < 64 ? 1 : call.threads, key_heads * rows,
+               [&](int64_t row, int64_t thread) { write_output(row, thread); });
+}
+
+template <class Body>
+void Decode::with_source(const heedful_array &array, Body body) const {
+  if (array.dtype == HEEDFUL_BFLOAT16)
+    body(Reader<uint16_t, HEEDFUL_BFLOAT16>());
+  else if (array.dtype == HEEDFUL_FLOAT16)
+    body(Reader<uint16_t, HEEDFUL_FLOAT16>());
+  else
+    body(Reader<float, HEEDFUL_FLOAT32>());
+}
+
+Range Decode::keys_of(int64_t batch, int64_t chunk) const {
+  const Range all = seen[size_t(batch)];
+  return {std::max(all.first, chunk * decode_chunk), std::min(all.last, (chunk + 1) * decode_chunk)};
+}
+
+void Decode::read_queries(int64_t key_head) {
+  const int64_t batch = key_head / call.kv_heads, head = key_head % call.kv_heads * per_group;
+  for (int64_t row = 0; row < rows; row++) {
+    float *query = queries.get() + (key_head * rows + row) * query_width;
+    read_row(call.query, batch, head + row / call.queries, row % call.queries, 0, call.width, query);
+    std::fill(query + call.width, query + query_width, 0.0f);
+  }
+}
+
+template <class Source>
+void Decode::score(int64_t key_head, int64_t chunk) {
+  const int64_t batch = key_head / call.kv_heads, group = key_head % call.kv_heads;
+  const auto *keys = static_cast<const typename Source::Element *>(call.key.data) + batch * call.key.stride[0] +
+                     group * call.key.stride[1];
+  const Range range = keys_of(batch, chunk);
+  for (int64_t key = range.first; key < range.last; key += lanes) {
+    const typename Source::Element *at[lanes];
+    for (int i = 0; i < lanes; i++) at[i] = keys + std::min(key + i, range.last - 1) * call.key.stride[2];
+    for (int64_t row = 0; row < rows; row++) {
+      const float *query = queries.get() + (key_head * rows + row) * query_width;
+      Floats sums[lanes] = {};
+      int64_t k = 0;
+      for (; k + lanes <= call.width; k += lanes)
+        for (int i = 0; i < lanes; i++) sums[i] += load(query + k) * Source::read(at[i] + k);
+      if (k < call.width)
+        for (int i = 0; i < lanes; i++) sums[i] += load(query + k) * Source::read_some(at[i] + k, call.width - k);
+      store_some(scores.get() + (key_head * rows + row) * stride + key, sum_each(sums), range.last - key);
+    }
+  }
+}
+
+// Scores become weights; outside of what a row sees, the row holds 0 wherever another row of its key head sees a key.
+void Decode::finish(int64_t query_head, int64_t thread) {
+  const int64_t batch = query_head / call.heads, first_row = query_head * call.queries;
+  const Range between = seen[size_t(batch)];
+  for (int64_t query = 0; query < call.queries; query++) {
+    float *x = scores.get() + (first_row + query) * stride;
+    Range range = visible_range(call, batch, query);
+    if (range.empty()) range = {between.first, between.first};
+    const RowPlace row = {batch, query_head % call.heads, query, range.first, range.last - range.first};
+    inverse[first_row + query] =
+        finish_row(call, row, x + range.first, topk[size_t(thread)], scratch[size_t(thread)].get()).inverse;
+    std::fill(x + between.first, x + range.first, 0.0f);
+    std::fill(x + range.last, x + std::max(between.last, range.last), 0.0f);
+  }
+  if (!call.received_sum && !call.received_max) return;
+  double *sums = call.received_sum ? received[size_t(thread)].get() : nullptr;
+  float *most = call.received_max ? call.received_max + query_head * call.keys : nullptr;
+  if (sums) std::fill(sums, sums + call.keys, 0.0);
+  if (most) std::fill(most, most + call.keys, 0.0f);
+  add_received({scores.get() + first_row * stride + between.first, call.queries, stride, inverse.get() + first_row},
+               between, sums, most);
+  if (sums) std::copy(sums, sums + call.keys, call.received_sum + query_head * call.keys);
+}
+
+template <class Source>
+void Decode::sum_values(int64_t key_head, int64_t chunk) {
+  constexpr int together = 4;
+  const int64_t batch = key_head / call.kv_heads, group = key_head % call.kv_heads;
+  const auto *values = static_cast<const typename Source::Element *>(call.value.data) + batch * call.value.stride[0] +
+                       group * call.value.stride[1];
+  const Range range = keys_of(batch, chunk);
+  float *sums = partial.get() + (key_head * chunks + chunk) * rows * value_width;
+  std::fill(sums, sums + rows * value_width, 0.0f);
+  for (int64_t key = range.first; key < range.last; key += together) {
+    const typename Source::Element *at[together];
+    const int64_t n = std::min<int64_t>(together, range.last - key);
+    for (int i = 0; i < together; i++) at[i] = values + std::min(key + i, range.last - 1) * call.value.stride[2];
+    for (int64_t row = 0; row < rows; row++) {
+      const float *x = scores.get() + (key_head * rows + row) * stride + key;
+      float weight[together];
+      for (int i = 0; i < together; i++) weight[i] = i < n ? x[i] : 0;
+      for (int64_t column = 0; column < call.value_width; column += lanes) {
+        Floats sum = load(sums + row * value_width + column);
+        for (int i = 0; i < together; i++)
+          sum += weight[i] * Source::read_some(at[i] + column, call.value_width - column);
+        store(sums + row * value_width + column, sum);
+      }
+    }
+  }
+}
+
+void Decode::write_output(int64_t row, int64_t thread) {
+  const int64_t key_head = row / rows, head = row / call.queries;
+  float *sums = scratch[size_t(thread)].get();
+  std::fill(sums, sums + value_width, 0.0f);
+  for (int64_t chunk = 0; chunk < chunks; chunk++) {
+    const float *part = partial.get() + ((key_head * chunks + chunk) * rows + row % rows) * value_width;
+    for (int64_t column = 0; column < call.value_width; column++) sums[column] += part[column];
+  }
+  bool finite = true;
+  for (int64_t column = 0; column < call.value_width; column++) finite &= sums[column] - sums[column] == 0;
+  if (!finite) sum_carefully(row, sums, sums + value_width);
+  for (int64_t column = 0; column < call.value_width; column++) sums[column] *= inverse[row];
+  write_row(call.output, head / call.heads, head % call.heads, row % call.queries, call.value_width, sums);
+}
+
+// The same over the visible keys alone, which have weights above 0: nobody's NaN reaches a query that does not see it.
+void Decode::sum_carefully(int64_t row, float *sums, float *value) const {
+  const int64_t key_head = row / rows, batch = key_head / call.kv_heads;
+  const Range between = seen[size_t(batch)];
+  std::fill(sums, sums + call.value_width, 0.0f);
+  for (int64_t key = between.first; key < between.last; key++) {
+    const float weight = scores[row * stride + key];
+    if (weight == 0) continue;
+    read_row(call.value, batch, key_head % call.kv_heads, key, 0, call.value_width, value);
+    for (int64_t column = 0; column < call.value_width; column++) sums[column] += weight * value[column];
+  }
+}
+
+}  // namespace
+
+bool suits_decode(const heedful_call &call) {
+  return call.queries * (call.heads / call.kv_heads) <= most_rows && call.key.stride[3] == 1 &&
+         call.value.stride[3] == 1;
+}
+
+void decode(const heedful_call &call) { Decode(call).run(); }
+
+}  // namespace heedful
