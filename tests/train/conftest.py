@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from heedful.train.learning import new_model
 from heedful.train.recipe import Recipe
 
 
@@ -17,7 +18,10 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-WORDS = "the quick brown fox jumps over the lazy dog and then runs home to sleep until noon".split()
+WORDS = [
+    *("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"),
+    *("and", "then", "runs", "home", "to", "sleep", "until", "noon"),
+]
 
 
 def story(sentences=60):
@@ -54,3 +58,32 @@ def small(text_file):
         precision="float32",
     )
     return lambda **changes: dataclasses.replace(base, **changes)
+
+
+@pytest.fixture
+def sizes():
+    """A function from changes to the recipe of a model of three layers, for windows of 20 tokens."""
+    chosen = {
+        "num_layers": 3,
+        "num_heads": 4,
+        "embed_dim": 24,
+        "context": 20,
+        "batch": 5,
+        "precision": "float32",
+    }
+    return lambda **changes: Recipe(**{**chosen, **changes})
+
+
+@pytest.fixture
+def model_for(sizes):
+    """A function from changes to a model of 29 ids, with weights so large that attention is far from even."""
+
+    def make(**changes):
+        model = new_model(sizes(**changes), 29).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.mul_(8)
+        return model
+
+    return make

@@ -21,6 +21,7 @@ def train(
     num_kv_heads: options.NumKvHeads = Recipe.num_kv_heads,
     embed_dim: options.EmbedDim = Recipe.embed_dim,
     position: options.Position = Recipe.position,
+    qk_norm: options.QkNorm = Recipe.qk_norm,
     dropout: options.Dropout = Recipe.dropout,
     steps: options.Steps = Recipe.steps,
     batch: options.Batch = Recipe.batch,

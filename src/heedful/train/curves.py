@@ -35,7 +35,7 @@ class Curves:
             yield Text("(nothing to draw yet)")
             return
         xs, ys = [x for x, _ in points], [y for _, y in points]
-        labels = [_short(max(ys)), _short(min(ys))]
+        labels = [_short(max(ys)) if max(ys) > min(ys) else "", _short(min(ys))]
         margin = max(map(len, labels))
         columns = max(8, min(self.width, options.max_width) - margin - 2)
         canvas = _Canvas(columns, self.height, (min(xs), max(xs)), (min(ys), max(ys)))

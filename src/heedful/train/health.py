@@ -82,11 +82,11 @@ def warnings_about(heads: tuple[tuple[HeadHealth, ...], ...]) -> tuple[str, ...]
         if highest < COLLAPSED:
             found.append(
                 f"Entropy collapse in layer {number}: every head looks at one token (at most {highest:.2g} nats). "
-                "A lower rate, a longer warm-up or qk_norm helps."
+                "A lower rate, a longer warm-up or --qk-norm helps."
             )
         found.extend(
             f"Large scores in layer {number}, head {place}: up to {head.max_logit:.0f}. "
-            "Runs tend to diverge from here; a lower rate, weight decay or qk_norm helps."
+            "Runs tend to diverge from here; a lower rate, weight decay or --qk-norm helps."
             for place, head in enumerate(layer)
             if head.max_logit > LARGE_LOGIT
         )

@@ -45,7 +45,7 @@ def reader(path: str | Path) -> Reader:
     folder = RunFolder.find(Path(path))
     model = load_model(folder.path)
     longest = folder.recipe.context if folder.recipe.position == "learned" else LONGEST
-    return Reader(folder.path.name, lambda ids: model(ids).weights, folder.tokenizer, longest, causal=True)
+    return Reader(folder.path.name, model, folder.tokenizer, longest, causal=True)
 
 
 def tiny_folder() -> Path:

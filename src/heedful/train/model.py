@@ -39,7 +39,12 @@ class Block(nn.Module):
         position = {"rotary": Rotary(), "alibi": Alibi(heads)}.get(recipe.position)
         self.attention_norm = nn.LayerNorm(width)
         self.attention = MultiHeadAttention(
-            width, heads, num_kv_heads=recipe.num_kv_heads, dropout=recipe.dropout, position=position
+            width,
+            heads,
+            num_kv_heads=recipe.num_kv_heads,
+            dropout=recipe.dropout,
+            position=position,
+            qk_norm=recipe.qk_norm,
         )
         self.feedforward_norm = nn.LayerNorm(width)
         self.feedforward = nn.Sequential(

@@ -20,6 +20,7 @@ NumHeads = Annotated[int, typer.Option(help="Query heads in each block.")]
 NumKvHeads = Annotated[int | None, typer.Option(help="Key and value heads. Default: as many as query heads.")]
 EmbedDim = Annotated[int, typer.Option(help="Width of the model.")]
 Position = Annotated[str, typer.Option(help="rotary, alibi, sinusoidal, learned or none.")]
+QkNorm = Annotated[bool, typer.Option("--qk-norm", help="Normalize queries and keys: scores stay small.")]
 Dropout = Annotated[float, typer.Option(help="Share of attention weights and feed-forward outputs dropped.")]
 
 # Training

@@ -42,6 +42,7 @@ class Recipe:
         num_kv_heads: Key and value heads; None: as many as query heads.
         embed_dim: Width of the model.
         position: How the model knows the order of tokens.
+        qk_norm: Whether queries and keys are normalized, which keeps scores from growing.
         dropout: Chance of dropping an attention weight or a feed-forward output.
         context: Tokens in a window.
         batch: Windows in a batch.
@@ -68,6 +69,7 @@ class Recipe:
     num_kv_heads: int | None = None
     embed_dim: int = 96
     position: Position = "rotary"
+    qk_norm: bool = False
     dropout: float = 0.0
     context: int = 128
     batch: int = 16

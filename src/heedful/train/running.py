@@ -33,6 +33,11 @@ def use_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
+def say(console: Console, text: str) -> None:
+    """Print as it is: paths and commands are never wrapped, so that they can be copied."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
 def start(console: Console, recipe: Recipe, parent: Path) -> int:
     """A new run, from its first update to its plots."""
     return _run(console, Trainer.start(recipe, parent))
@@ -50,12 +55,13 @@ def resume(console: Console, path: Path) -> int:
 def _run(console: Console, trainer: Trainer) -> int:
     recipe, folder = trainer.recipe, trainer.folder
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
-    console.print(
+    say(
+        console,
         f"{trainer.corpus.name}: {len(trainer.corpus.train):,} tokens to learn from, "
         f"{len(trainer.corpus.held_out):,} held out, {trainer.corpus.documents} documents\n"
         f"{size:,} parameters, {recipe.schedule} schedule, seed {recipe.seed}, "
         f"{str(trainer.dtype).removeprefix('torch.')}\n"
-        f"A table of pairs needs {folder.config['bigram_loss']:.3f} nats per token on the held-out text."
+        f"A table of pairs needs {folder.config['bigram_loss']:.3f} nats per token on the held-out text.",
     )
     try:
         with Interrupts() as interrupts, terminal.progress_bar(console) as progress:
@@ -71,7 +77,7 @@ def _run(console: Console, trainer: Trainer) -> int:
         raise
     if interrupts.received is not None and not trainer.finished:
         trainer.save()
-        console.print(f"Stopped and saved. Continue with: heedful train --resume {folder.path}")
+        say(console, f"Stopped and saved. Continue with: heedful train --resume {folder.path}")
         return SIGNAL + interrupts.received
     _finish(console, trainer)
     return 0
@@ -83,9 +89,9 @@ def _finish(console: Console, trainer: Trainer) -> None:
     terminal.show_run(console, folder)
     try:
         written = draw_run(folder)
-        console.print(f"\nPlots: {', '.join(file.name for file in written)}")
+        say(console, f"\nPlots: {', '.join(file.name for file in written)}")
     except RunProblem as problem:
-        console.print(f"\n{problem}", markup=False)
+        say(console, f"\n{problem}")
     if state.best_step == 0:
         return
     below = folder.config["bigram_loss"] - state.best_loss
@@ -94,11 +100,12 @@ def _finish(console: Console, trainer: Trainer) -> None:
         if state.step < trainer.recipe.steps and trainer.finished
         else ""
     )
-    console.print(
+    say(
+        console,
         f"{state.step} updates in {state.seconds:.0f} s.{early} Lowest held-out loss {state.best_loss:.3f} at update "
         f"{state.best_step}, {below:.2f} nats below a table of pairs.\n"
         f"{folder.path}\n"
-        f'Look at it: heedful see --model {folder.path} "Once upon a time"'
+        f'Look at it: heedful see --model {folder.path} "Once upon a time"',
     )
 
 
@@ -132,8 +139,8 @@ def compare_schedules(console: Console, base: Recipe, names: str, seeds: int, pa
     try:
         draw_comparison(curves, rates, folder / "comparison")
     except RunProblem as problem:
-        console.print(str(problem), markup=False)
-    console.print(str(folder))
+        say(console, str(problem))
+    say(console, str(folder))
     return 0
 
 
@@ -152,9 +159,10 @@ def find_rate(console: Console, recipe: Recipe) -> int:
         )
     console.print("Smoothed loss against the rate, on a logarithmic scale", style="bold")
     console.print(Curves({"loss": _logarithmic(found.rates, found.losses)}, x="log10 of the rate"))
-    console.print(
+    say(
+        console,
         f"The loss fell fastest at {found.suggestion:.1e} and was lowest at {found.limit:.1e}.\n"
-        f"Try: heedful train --lr {found.suggestion:.1e}"
+        f"Try: heedful train --lr {found.suggestion:.1e}",
     )
     return 0
 
@@ -162,21 +170,19 @@ def find_rate(console: Console, recipe: Recipe) -> int:
 def list_schedules(console: Console) -> None:
     """Every schedule with the first line of its documentation."""
     for name, function in SCHEDULES.items():
-        console.print(f"{name:<13} {_first_line(function)}", markup=False, soft_wrap=True)
+        say(console, f"{name:<13} {_first_line(function)}")
 
 
 def show_schedule(console: Console, recipe: Recipe, *, plot: bool) -> None:
     """The formula of a schedule and its rates at a few updates, or at all of them as a curve."""
-    console.print(
-        f"{recipe.schedule}: {_first_line(SCHEDULES[recipe.schedule])}", markup=False, soft_wrap=True
-    )
+    say(console, f"{recipe.schedule}: {_first_line(SCHEDULES[recipe.schedule])}")
     if plot:
         console.print(terminal.schedule_curve(recipe))
     shown = sorted({0, recipe.warmup - 1, recipe.warmup, recipe.steps // 2, recipe.steps - 1, recipe.steps})
     for step in shown:
         if 0 <= step <= recipe.steps:
             note = "after the end" if step == recipe.steps else f"update {step + 1}"
-            console.print(f"{note:<14} {recipe.rate(step):.3g}")
+            say(console, f"{note:<14} {recipe.rate(step):.3g}")
 
 
 def _first_line(function: object) -> str:
