@@ -16,12 +16,9 @@ app.command()(models)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from heedful import __version__
 
-        try:
-            typer.echo(f"heedful {version('heedful')}")
-        except PackageNotFoundError:
-            typer.echo("heedful, run from its source without being installed")
+        typer.echo(f"heedful {__version__}")
         raise typer.Exit
 
 
@@ -31,9 +28,9 @@ def heedful(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    r"""Attention that keeps its weights: look at what the heads of a transformer look at.
+    """Attention that keeps its weights: look at what the heads of a transformer look at.
 
     \b
     Start with:
       heedful see "The animal didn't cross the street because it was too tired."
-    """
+    """  # noqa: D301 - typer reads \b as: keep these lines as they are

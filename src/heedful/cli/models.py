@@ -4,12 +4,12 @@ from heedful.cli.terminal import terminal_width, write_lines
 
 
 def models() -> None:
-    r"""List the models that can read a text, and how to install the missing ones.
+    """List the models that can read a text, and how to install the missing ones.
 
     \b
     Example:
       heedful see "The cat sat on the mat." --model minilm
-    """
+    """  # noqa: D301 - typer reads \b as: keep these lines as they are
     from rich.text import Text
 
     from heedful.models import CATALOGUE

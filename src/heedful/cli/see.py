@@ -36,7 +36,7 @@ def see(
     ] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII signs only.")] = False,
 ) -> None:
-    r"""See what every head of a transformer looks at in TEXT.
+    """See what every head of a transformer looks at in TEXT.
 
     A grid of layers and heads, both counted from 0, says of each head where it looks (a letter) and how widely (a
     column: the entropy of its attention weights). Then one head is shown closely. It is the one you name, or else
@@ -48,7 +48,7 @@ def see(
       heedful see "The trophy did not fit in the suitcase; it was too big." --token it
       heedful see "Paris is the capital of France." --layer 5 --head 11
       heedful see - --json < letter.txt
-    """
+    """  # noqa: D301 - typer reads \b as: keep these lines as they are
     picture = _picture(text_from(text), layer, head, token, model)
     if as_json:
         from heedful.view.picture import to_json

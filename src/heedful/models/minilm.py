@@ -90,4 +90,4 @@ def load(weights: Path, tokenizer: Path) -> Reader:
     model = MiniLM()
     model.load_state_dict(parameters, assign=True)
     model.eval().requires_grad_(False)
-    return Reader("minilm", lambda ids: model(ids).weights, read_tokenizer(tokenizer), 512, causal=False)
+    return Reader("minilm", model, read_tokenizer(tokenizer), 512, causal=False)

@@ -1,11 +1,10 @@
 """A model reads a text: its tokens, spelled as the text spells them, and every layer's weights."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from heedful import Weights
 
@@ -60,14 +59,14 @@ class Reader:
 
     Attributes:
         name: Name of the model in the catalogue.
-        run: From token ids (1, L) to the weights of each layer.
+        model: From token ids (1, L) to an answer whose `weights` are those of each layer.
         tokenizer: A `tokenizers.Tokenizer` that neither cuts nor pads.
         max_tokens: The most tokens that the model can read, special ones included.
         causal: Whether a token sees only itself and the tokens before it.
     """
 
     name: str
-    run: Callable[[Tensor], list[Weights]]
+    model: nn.Module
     tokenizer: Any
     max_tokens: int
     causal: bool
@@ -108,5 +107,5 @@ class Reader:
             )
         ids = torch.tensor([[token.id for token in tokens]])
         with torch.no_grad():
-            weights = self.run(ids)
-        return Reading(self.name, text, tokens, tuple(weights), self.causal)
+            weights = tuple(self.model(ids).weights)
+        return Reading(self.name, text, tokens, weights, self.causal)
