@@ -2,7 +2,7 @@
 
 A `python` block followed directly by a `text` block is a program and what it prints. All python blocks of a
 page are one program, run from top to bottom. A `console` block holds commands, each after `$ `, and what each
-prints.
+prints; a line `...` there stands for lines left out.
 """
 
 import re
@@ -42,3 +42,9 @@ def commands(block: Block) -> list[tuple[str, str]]:
     """The commands of a `console` block, each with the output shown for it."""
     parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
     return [(part.split("\n", 1)[0], part.split("\n", 1)[1]) for part in parts]
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether a command printed what the page shows, where a line `...` stands for any lines."""
+    kept = [re.escape(part) for part in re.split(r"^\.\.\.\n", shown, flags=re.MULTILINE)]
+    return re.fullmatch("(?:.*\n)*?".join(kept), printed) is not None
