@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from heedful.train.problems import RunProblem
 from heedful.train.schedules import SCHEDULES, Schedule, schedule, settings_of
-from heedful.train.text import Kind
 
+Kind = Literal["bytes", "characters"]
 Position = Literal["rotary", "alibi", "sinusoidal", "learned", "none"]
 Precision = Literal["auto", "float32", "bfloat16"]
 CHOICES = {

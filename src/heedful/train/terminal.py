@@ -37,7 +37,8 @@ def show_update(progress: Progress, task: TaskID, trainer: Trainer, update: Upda
     speed = trainer.recipe.tokens_per_step / update.seconds
     progress.update(task, completed=update.step, loss=trainer.state.average, speed=speed)
     if update.evaluation is not None:
-        progress.console.print(evaluation_line(update.step, update.evaluation))
+        line = evaluation_line(update.step, update.evaluation)
+        progress.console.print(line, no_wrap=True, overflow="ellipsis")
         for warning in update.evaluation.health.warnings:
             progress.console.print(f"[yellow]{warning}[/yellow]")
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
 from heedful.train.problems import TextProblem
+from heedful.train.recipe import Kind
 
 BEGIN = "<|begin|>"
 UNKNOWN = "[UNK]"
@@ -21,8 +21,6 @@ DEFAULT_TEXT = "Pride and Prejudice"
 # Three empty lines or more, as between the chapters of the embedded novel.
 SEPARATOR = r"\n(?:[ \t]*\n){3,}"
 PIECE = 100_000
-
-Kind = Literal["bytes", "characters"]
 
 
 @dataclass(frozen=True)
