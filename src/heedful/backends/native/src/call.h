@@ -33,7 +33,8 @@ typedef struct {
   float softcap;               // 0: none
   heedful_array bias;          // (batch, heads, queries, keys); minus infinity is a mask
   const float *slopes;         // (heads): adds -slope * |position of the query - key|
-  const int64_t *query_start;  // (batch): position of query 0 among the keys
+  const int64_t *positions;    // (batch, queries): where each query stands among the keys
+  int64_t position_stride;     // from one batch item to the next, 0 when all are alike
   const float *sinks;          // (heads)
 
   // Which keys a query sees: those from first to last - 1, and of these where `mask` is true.
@@ -47,9 +48,11 @@ typedef struct {
   float *topk_weight;
   int64_t *topk_key;
   float *weights;  // (..., keys)
+  float *row_state;  // (..., 2): what heedful_backward needs to make the same weights again
 
   // Answers per key, each contiguous (batch, heads, keys).
   float *received_sum, *received_max;
+  float *received_count;  // how many queries see the key
 } heedful_call;
 
 HEEDFUL_EXPORT int heedful_forward(const heedful_call *call);

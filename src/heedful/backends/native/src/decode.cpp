@@ -48,6 +48,8 @@ class Decode {
  private:
   Range keys_of(int64_t batch, int64_t chunk) const;
   void read_queries(int64_t key_head);
+  void score(int64_t key_head, int64_t chunk);
+  void sum_values(int64_t key_head, int64_t chunk);
   template <class Source>
   void score(int64_t key_head, int64_t chunk);
   void finish(int64_t query_head, int64_t thread);
@@ -89,18 +91,34 @@ Decode::Decode(const heedful_call &call)
   for (int64_t batch = 0; batch < call.batch; batch++) seen.push_back(visible_range(call, batch, 0, call.queries));
 }
 
+// With enough key heads for all threads, a head is one task; else each step is shared out by chunks of keys.
 void Decode::run() {
-  parallel_for(1, key_heads, [&](int64_t key_head, int64_t) { read_queries(key_head); });
-  parallel_for(call.threads, key_heads * chunks, [&](int64_t task, int64_t) {
-    with_source(call.key, [&](auto source) { score<decltype(source)>(task / chunks, task % chunks); });
-  });
-  parallel_for(call.threads, query_heads, [&](int64_t head, int64_t thread) { finish(head, thread); });
+  const int64_t threads = std::max<int64_t>(call.threads, 1);
+  if (key_heads >= 2 * threads || threads == 1) {
+    parallel_for(threads, key_heads, [&](int64_t key_head, int64_t thread) {
+      read_queries(key_head);
+      for (int64_t chunk = 0; chunk < chunks; chunk++) score(key_head, chunk);
+      for (int64_t head = key_head * per_group; head < (key_head + 1) * per_group; head++) finish(head, thread);
+      if (!given(call.output)) return;
+      for (int64_t chunk = 0; chunk < chunks; chunk++) sum_values(key_head, chunk);
+      for (int64_t row = key_head * rows; row < (key_head + 1) * rows; row++) write_output(row, thread);
+    });
+    return;
+  }
+  for (int64_t key_head = 0; key_head < key_heads; key_head++) read_queries(key_head);
+  parallel_for(threads, key_heads * chunks, [&](int64_t task, int64_t) { score(task / chunks, task % chunks); });
+  parallel_for(threads, query_heads, [&](int64_t head, int64_t thread) { finish(head, thread); });
   if (!given(call.output)) return;
-  parallel_for(call.threads, key_heads * chunks, [&](int64_t task, int64_t) {
-    with_source(call.value, [&](auto source) { sum_values<decltype(source)>(task / chunks, task % chunks); });
-  });
-  parallel_for(key_heads * rows * chunks < 64 ? 1 : call.threads, key_heads * rows,
-               [&](int64_t row, int64_t thread) { write_output(row, thread); });
+  parallel_for(threads, key_heads * chunks, [&](int64_t task, int64_t) { sum_values(task / chunks, task % chunks); });
+  for (int64_t row = 0; row < key_heads * rows; row++) write_output(row, 0);
+}
+
+void Decode::score(int64_t key_head, int64_t chunk) {
+  with_source(call.key, [&](auto source) { score<decltype(source)>(key_head, chunk); });
+}
+
+void Decode::sum_values(int64_t key_head, int64_t chunk) {
+  with_source(call.value, [&](auto source) { sum_values<decltype(source)>(key_head, chunk); });
 }
 
 template <class Body>
@@ -163,14 +181,15 @@ void Decode::finish(int64_t query_head, int64_t thread) {
     std::fill(x + between.first, x + range.first, 0.0f);
     std::fill(x + range.last, x + std::max(between.last, range.last), 0.0f);
   }
-  if (!call.received_sum && !call.received_max) return;
-  double *sums = call.received_sum ? received[size_t(thread)].get() : nullptr;
-  float *most = call.received_max ? call.received_max + query_head * call.keys : nullptr;
-  if (sums) std::fill(sums, sums + call.keys, 0.0);
-  if (most) std::fill(most, most + call.keys, 0.0f);
+  const int64_t at = query_head * call.keys;
+  const Received answer = {call.received_sum ? received[size_t(thread)].get() : nullptr,
+                           call.received_max ? call.received_max + at : nullptr,
+                           call.received_count ? call.received_count + at : nullptr};
+  if (!answer.sum && !answer.most && !answer.count) return;
+  clear(answer, call.keys);
   add_received({scores.get() + first_row * stride + between.first, call.queries, stride, inverse.get() + first_row},
-               between, sums, most);
-  if (sums) std::copy(sums, sums + call.keys, call.received_sum + query_head * call.keys);
+               between, answer);
+  if (answer.sum) std::copy(answer.sum, answer.sum + call.keys, call.received_sum + at);
 }
 
 template <class Source>

@@ -57,7 +57,7 @@ class Forward {
   int64_t threads, strips, rows_per_strip;
   bool pack_ahead;
   std::vector<Workspace> workspaces;
-  Buffer<float> packed_keys, packed_values, received_max;
+  Buffer<float> packed_keys, packed_values, received_max, received_count;
   Buffer<double> received_sum;
   std::vector<char> finite;
 };
@@ -81,6 +81,7 @@ Forward::Forward(const heedful_call &call)
   }
   if (call.received_sum) received_sum = Buffer<double>(query_heads * strips * call.keys);
   if (call.received_max) received_max = Buffer<float>(query_heads * strips * call.keys);
+  if (call.received_count) received_count = Buffer<float>(query_heads * strips * call.keys);
   finite.assign(size_t(key_heads), 1);
 }
 
@@ -131,17 +132,19 @@ void Forward::pack_all() {
 
 void Forward::strip(int64_t batch, int64_t head, int64_t number, const PackedHead &packed, Workspace &work) {
   const int64_t at = ((batch * call.heads + head) * strips + number) * call.keys;
-  double *sums = call.received_sum ? received_sum.get() + at : nullptr;
-  float *most = call.received_max ? received_max.get() + at : nullptr;
-  if (sums) std::fill(sums, sums + call.keys, 0.0);
-  if (most) std::fill(most, most + call.keys, 0.0f);
+  const Received received = {call.received_sum ? received_sum.get() + at : nullptr,
+                             call.received_max ? received_max.get() + at : nullptr,
+                             call.received_count ? received_count.get() + at : nullptr};
+  const bool per_key = received.sum || received.most || received.count;
+  clear(received, call.keys);
 
   const int64_t end = std::min(call.queries, (number + 1) * rows_per_strip);
   for (int64_t begin = number * rows_per_strip; begin < end;) {
     const Block block = next_block(call, batch, head, begin, end);
     scores(block, packed, work);
     weigh(block, work);
-    if (sums || most) add_received({work.panel.get(), block.rows(), block.stride(), work.inverse}, block.keys, sums, most);
+    if (per_key)
+      add_received({work.panel.get(), block.rows(), block.stride(), work.inverse}, block.keys, received);
     if (given(call.output)) {
       sum_values(block, packed, work);
       if (!packed.finite) add_spoiled_values(block, work);
@@ -244,18 +247,21 @@ void Forward::write_output(const Block &block, Workspace &work) const {
 }
 
 void Forward::merge_strips() const {
-  if (!call.received_sum && !call.received_max) return;
-  parallel_for(threads, query_heads, [&](int64_t head, int64_t) {
+  if (!call.received_sum && !call.received_max && !call.received_count) return;
+  const bool small = query_heads * strips * call.keys < (1 << 20);
+  parallel_for(small ? 1 : threads, query_heads, [&](int64_t head, int64_t) {
     for (int64_t key = 0; key < call.keys; key++) {
       double total = 0;
-      float most = 0;
+      float most = 0, count = 0;
       for (int64_t number = 0; number < strips; number++) {
         const int64_t at = (head * strips + number) * call.keys + key;
         if (call.received_sum) total += received_sum[at];
         if (call.received_max) most = larger_or_nan(most, received_max[at]);
+        if (call.received_count) count += received_count[at];
       }
       if (call.received_sum) call.received_sum[head * call.keys + key] = float(total);
       if (call.received_max) call.received_max[head * call.keys + key] = most;
+      if (call.received_count) call.received_count[head * call.keys + key] = count;
     }
   });
 }
@@ -266,7 +272,7 @@ void Forward::merge_strips() const {
 
 extern "C" int heedful_forward(const heedful_call *call) {
   if (call->struct_size != int64_t(sizeof(heedful_call))) return HEEDFUL_WRONG_SIZE;
-  if (call->batch == 0 || call->heads == 0) return HEEDFUL_OK;
+  if (call->batch == 0 || call->heads == 0 || call->keys == 0) return HEEDFUL_OK;
   try {
     if (heedful::suits_decode(*call))
       heedful::decode(*call);

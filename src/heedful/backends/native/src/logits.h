@@ -32,6 +32,10 @@ struct RowPlace {
   int64_t first, size;  // the keys it sees: [first, first + size)
 };
 
+inline int64_t position_of(const heedful_call &call, const RowPlace &row) {
+  return call.positions[row.batch * call.position_stride + row.query];
+}
+
 // Turns the dot products of one row into logits, in place. A pair that may not be seen becomes -infinity, whatever was
 // there before. `scratch` holds one row.
 inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, float *scratch) {
@@ -46,7 +50,7 @@ inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, f
     each([&](Floats s, int64_t) { return call.softcap * tanh(s / call.softcap); });
   if (call.slopes) {
     const float slope = call.slopes[row.head];
-    const int64_t position = call.query_start[row.batch] + row.query - row.first;
+    const int64_t position = position_of(call, row) - row.first;
     each([&](Floats s, int64_t i) {
       Ints ahead = lane_numbers() + int32_t(i - position);
       Ints distance = ahead < 0 ? -ahead : ahead;

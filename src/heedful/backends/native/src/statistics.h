@@ -22,6 +22,10 @@ inline void answer_summary(const heedful_call &call, const RowPlace &row, const 
   if (call.max_logit) call.max_logit[at] = found.max_logit;
   if (call.entropy) call.entropy[at] = found.entropy;
   if (call.mass) call.mass[at] = found.mass;
+  if (call.row_state) {
+    call.row_state[2 * at] = found.top;
+    call.row_state[2 * at + 1] = found.inverse;
+  }
 }
 
 inline void answer_weights(const heedful_call &call, const RowPlace &row, const RowSummary &found, const float *x) {
@@ -43,7 +47,7 @@ inline void answer_topk(const heedful_call &call, const RowPlace &row, const Row
 }
 
 inline void answer_mean_distance(const heedful_call &call, const RowPlace &row, const float *x) {
-  const int64_t position = call.query_start[row.batch] + row.query - row.first;
+  const int64_t position = position_of(call, row) - row.first;
   Floats moment = {}, mass = {};
   for (int64_t i = 0; i < row.size; i += lanes) {
     const Floats e = load_some(x + i, row.size - i, 0);
@@ -64,22 +68,36 @@ struct Panel {
   const float *inverse;
 };
 
-// What the keys receive from the rows of a panel whose first column is `keys.first`. The sum is in double precision,
-// since panels add up.
-inline void add_received(const Panel &panel, Range keys, double *sums, float *most) {
+// What keys receive, for one head. Sums are in double precision, since many panels add up.
+struct Received {
+  double *sum;
+  float *most, *count;
+};
+
+inline void clear(const Received &received, int64_t keys) {
+  if (received.sum) std::fill(received.sum, received.sum + keys, 0.0);
+  if (received.most) std::fill(received.most, received.most + keys, 0.0f);
+  if (received.count) std::fill(received.count, received.count + keys, 0.0f);
+}
+
+// Adds what the rows of a panel give, whose first column is `keys.first`.
+inline void add_received(const Panel &panel, Range keys, const Received &received) {
   for (int64_t column = 0; column < keys.last - keys.first; column += lanes) {
-    Floats total = {}, highest = {};
+    Floats total = {}, highest = {}, count = {};
     for (int64_t row = 0; row < panel.rows; row++) {
-      const Floats weight = load(panel.data + row * panel.stride + column) * panel.inverse[row];
+      const Floats e = load(panel.data + row * panel.stride + column), weight = e * panel.inverse[row];
       total += weight;
       highest = larger(highest, weight);
+      count += from_bits(bits(all(1.0f)) & (e != 0.0f));
     }
     const int64_t key = keys.first + column, n = std::min<int64_t>(lanes, keys.last - key);
-    if (sums)
-      for (int64_t i = 0; i < n; i++) sums[key + i] += double(total[i]);
-    if (most)
+    if (received.sum)
+      for (int64_t i = 0; i < n; i++) received.sum[key + i] += double(total[i]);
+    if (received.most)
       for (int64_t i = 0; i < n; i++)
-        most[key + i] = larger_or_nan(most[key + i], total[i] == total[i] ? highest[i] : total[i]);
+        received.most[key + i] = larger_or_nan(received.most[key + i], total[i] == total[i] ? highest[i] : total[i]);
+    if (received.count)
+      for (int64_t i = 0; i < n; i++) received.count[key + i] += count[i];
   }
 }
 

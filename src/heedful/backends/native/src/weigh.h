@@ -12,6 +12,7 @@ struct RowSummary {
   float entropy = 0;
   float mass = 0;  // sum of the weights
   float inverse = 0;
+  float top = 0;  // the score that became e^0
 };
 
 // A row whose sum is not a number has no weights: NaN wherever the query sees a key.
@@ -22,7 +23,7 @@ inline RowSummary spoil(float *x, int64_t n, float unseen, TopK &topk, int64_t f
     if (x[i] != unseen) topk.append(nan, first_key + i);
     x[i] = x[i] == unseen ? 0 : nan;
   }
-  return {nan, nan, nan, nan, 1};
+  return {nan, nan, nan, nan, 1, nan};
 }
 
 // `factor` turns a score into a logit; a score of -infinity is a pair that is not visible, and only occurs with `holes`.
@@ -45,6 +46,7 @@ inline RowSummary weigh_row(float *x, int64_t n, float factor, bool holes, float
   const float total = sums.mass + std::exp(sink - top * factor);
   if (!(total < infinity)) return spoil(x, n, holes ? 0 : -infinity, topk, first_key);
   row.inverse = 1 / total;
+  row.top = top;
   row.mass = sums.mass * row.inverse;
   row.logsumexp = top * factor + std::log(total);
   row.entropy = std::log(total) * row.mass - sums.moment * factor * row.inverse;
