@@ -109,7 +109,7 @@ def sparkline(values: Sequence[float], low: float, high: float, *, plain: bool =
 def comparison_table(outcomes: Iterable[Outcome], seeds: int) -> Table:
     """A row per schedule, over its seeds."""
     table = Table(title=f"Lowest held-out loss, mean and spread over {seeds} seeds", title_justify="left")
-    for column in ("schedule", "peak rate", "held-out loss", "median updates to the goal", "diverged"):
+    for column in ("schedule", "peak rate", "held-out loss", "updates until 0.5 nats below pairs", "diverged"):
         table.add_column(column, justify="left" if column == "schedule" else "right")
     for outcome in outcomes:
         loss = "" if math.isnan(outcome.mean) else f"{outcome.mean:.3f} ± {outcome.spread:.3f}"
