@@ -1,6 +1,6 @@
 """heedful: attention for PyTorch that keeps its weights."""
 
-from . import edits, masks
+from . import edits, masks, positions
 from ._attention import Attention, scaled_dot_product_attention
 from ._weights import Weights
 from .edits import ablate, cut, without_sink
@@ -33,6 +33,9 @@ from .reductions import (
     SinkShare,
     TopK,
 )
+from .watching import edit, watch
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Alibi",
@@ -63,10 +66,13 @@ __all__ = [
     "Weights",
     "ablate",
     "cut",
+    "edit",
     "edits",
     "masks",
     "positional_encoding",
     "positional_encoding_2d",
+    "positions",
     "scaled_dot_product_attention",
+    "watch",
     "without_sink",
 ]

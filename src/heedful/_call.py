@@ -141,7 +141,7 @@ def make_call(
         sinks=_sinks(sinks, H, query.device),
         dropout_p=_dropout(dropout_p),
         seed=int(torch.randint(2**31, ()).item()) if dropout_p else 0,
-        edits=_edits(edit, sizes),
+        edits=check_edits(edit, sizes),
     )
 
 
@@ -355,7 +355,8 @@ def _sinks(sinks: Tensor | None, H: int, device: torch.device) -> Tensor | None:
     return sinks
 
 
-def _edits(edit: Edit | Sequence[Edit] | None, sizes: tuple[int, int, int, int]) -> tuple[Edit, ...]:
+def check_edits(edit: Edit | Sequence[Edit] | None, sizes: tuple[int, int, int, int]) -> tuple[Edit, ...]:
+    """What `edit=` was given, as a tuple of functions that fit a call of sizes (B, H, L, S)."""
     edits = () if edit is None else (edit,) if callable(edit) else tuple(edit)
     for each in edits:
         if not callable(each):

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from .._call import Call, _edits as check_edits
+from .._call import Call, check_edits
 from .._listeners import listening
 from ..reductions import Edit, Reduction
 from .advice import check_kernels, what_to_do
@@ -51,7 +50,7 @@ def edit(model: nn.Module, edits: Mapping[str, Edit | Sequence[Edit]]) -> Iterat
     chosen = _checked(names, edits)
     check_kernels(names.model)
     editor = Editor(names, chosen)
-    with told(), listening(editor), _Uncompiled(), _slow_paths():
+    with told(), listening(editor), _slow_paths():
         yield
     unused = [pattern for pattern in chosen if pattern not in editor.applied]
     if unused:
@@ -105,15 +104,6 @@ class Editor:
     def _patterns(self, frame: FrameType) -> list[str]:
         name = self.names.running(frame)
         return [] if name is None else [pattern for pattern in self.chosen if matches(name, pattern)]
-
-
-class _Uncompiled(TorchDispatchMode):
-    """Changes nothing. While any such mode is on, torch runs compiled models uncompiled."""
-
-    supports_higher_order_operators = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

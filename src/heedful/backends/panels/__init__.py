@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..._call import Call
+from ..._call import Call, TensorBias
 from ...reductions import Reduction
 from .. import Result
 from .fold import fold
@@ -29,14 +29,8 @@ def refusals(call: Call) -> list[str]:
 def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True) -> Result:
     """Fold the panels of a call, recorded for autograd where a gradient may be asked."""
     given = call.query.dtype
-    # view_as: three inputs of the fold, even where the caller gave one tensor three times
-    query, key, value = (x.to(call.dtype).contiguous().view_as(x) for x in (call.query, call.key, call.value))
-    job = Job(replace(call, query=query, key=key, value=value), reductions, need_output)
-    if (
-        torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch.compiler.is_compiling()
-    ):
+    job = Job(_own(call), reductions, need_output)
+    if _transformed():
         flat = job.fold(buffered=False)
     elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in job.tensors):
         flat = Fold.apply(job, *job.tensors)
@@ -47,6 +41,35 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
     return Result(None if output is None else output.to(given), tuple(answers))
 
 
+def _transformed() -> bool:
+    """Whether torch.func, forward mode or a compiler must see plain operations."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.compiler.is_compiling()
+    )
+
+
+def _own(call: Call) -> Call:
+    """The call in the dtype of answers, with tensors of its own.
+
+    A gradient then stops at them, where one tensor is given twice or is made from another too.
+    """
+    query, key, value = (_batched(x.to(call.dtype)).view_as(x) for x in (call.query, call.key, call.value))
+    sinks = None if call.sinks is None else call.sinks.view_as(call.sinks)
+    bias = tuple(
+        TensorBias(term.tensor.view_as(term.tensor)) if isinstance(term, TensorBias) else term
+        for term in call.bias
+    )
+    return replace(call, query=query, key=key, value=value, sinks=sinks, bias=bias)
+
+
+def _batched(x: Tensor) -> Tensor:
+    """`x`, copied if its batch items and heads do not lie evenly: a product of matrices would copy it every time."""
+    even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
+    return x if even and x.stride(3) == 1 else x.contiguous()
+
+
 class Job:
     """One fold to run: a call and what is asked of it."""
 
@@ -54,8 +77,10 @@ class Job:
 
     def __init__(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool):
         self.call, self.reductions, self.need_output = call, reductions, need_output
-        of_reductions = (tensor for reduction in reductions for tensor in reduction.tensors)
-        self.tensors = tuple({id(tensor): tensor for tensor in (*call.tensors, *of_reductions)}.values())
+        self.closed_over = tuple(
+            x for owner in (*call.edits, *reductions) for x in getattr(owner, "tensors", ())
+        )
+        self.tensors = tuple({id(x): x for x in (*call.tensors, *self.closed_over)}.values())
 
     def fold(self, buffered: bool) -> list[Any]:
         flat, self.spec = tree_flatten(fold(self.call, self.reductions, self.need_output, buffered))

@@ -51,8 +51,9 @@ def scaled_query(call: Call, part: Part) -> Tensor:
 
 def grouped(x: Tensor, part: Part) -> Tensor:
     """(batch, heads, rows, ...) -> (batch, groups, heads per group * rows, ...)."""
+    batch, heads, rows = part.rows.shape
     groups = part.groups.stop - part.groups.start
-    return x.reshape(x.shape[0], groups, -1, x.shape[-1])
+    return x.reshape(batch, groups, heads // max(groups, 1) * rows, x.shape[-1])
 
 
 def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool = True) -> Panel:
@@ -128,7 +129,7 @@ def sum_values(call: Call, part: Part, panel: Panel, careful: bool) -> Tensor:
         output = _exact.weighted_sum(kept, panel.value, grouped(panel.visible, part))
     else:
         output = kept @ panel.value
-    return output.view(*part.rows.shape, -1)
+    return output.view(*part.rows.shape, panel.value.shape[-1])
 
 
 def fold(call: Call, reductions: tuple[Reduction, ...], need_output: bool, buffered: bool) -> list[Any]:

@@ -71,7 +71,7 @@ def _gradient(
         logits_grad = logsumexp_grad = None
         if asked or call.edits:
             used, weights_grad, logits_grad, logsumexp_grad = _through_questions(
-                call, part, panel, weights_grad, asked, sums
+                job, part, panel, weights_grad, asked, sums
             )
         if kept_grad is not None and (total := sums.of(call.value)) is not None:
             if call.dropout_p:
@@ -83,16 +83,15 @@ def _gradient(
         if call.softcap is not None:
             scores_grad = scores_grad * (1 - torch.tanh(query @ key.mT / call.softcap) ** 2)
         if (total := sums.of(call.query)) is not None:
-            total[part.batch, part.heads, part.index] = (scores_grad @ key).view(
-                *part.rows.shape, -1
-            ) * call.scale
+            query_grad = (scores_grad @ key).view(*part.rows.shape, key.shape[-1])
+            total[part.batch, part.heads, part.index] = query_grad * call.scale
         if (total := sums.of(call.key)) is not None:
             part.add_to_keys(total, scores_grad.mT @ query)
     return sums.result()
 
 
 def _through_questions(
-    call: Call,
+    job: "Job",
     part: Part,
     panel: Panel,
     weights_grad: Tensor | None,
@@ -109,7 +108,7 @@ def _through_questions(
     with torch.enable_grad():
         weights, logits, logsumexp, value = leaves
         local = replace(panel, weights=weights, logits=logits, logsumexp=logsumexp, value=value).edited_by(
-            call.edits
+            job.call.edits
         )
         outputs = [(local.weights, weights_grad)]
         for reduction, answers, grads in asked:
@@ -118,7 +117,7 @@ def _through_questions(
                 if grad is not None and contribution.requires_grad:
                     outputs.append((contribution, _of_part(reduction, part, contribution, answer, grad)))
     outputs = [(x, grad) for x, grad in outputs if grad is not None and x.requires_grad]
-    closed_over = [x for x in sums.tensors[3:] if sums.of(x) is not None]
+    closed_over = [x for x in job.closed_over if sums.of(x) is not None]
     if outputs:
         found = torch.autograd.grad(
             [x for x, _ in outputs], [*leaves, *closed_over], [grad for _, grad in outputs], allow_unused=True
@@ -128,9 +127,10 @@ def _through_questions(
     for x, grad in zip(closed_over, found[4:], strict=True):
         if grad is not None:
             sums.of(x).add_(grad)
-    if found[3] is not None and (total := sums.of(call.value)) is not None:
+    if found[3] is not None and (total := sums.of(job.call.value)) is not None:
         part.add_to_keys(total, found[3])
-    return local.weights.detach(), *found[:3]
+    # Cloned: what autograd gives may be expanded, or somebody else's, and is changed in place below.
+    return local.weights.detach(), *(None if grad is None else grad.clone() for grad in found[:3])
 
 
 def _of_part(reduction: Reduction, part: Part, contribution: Tensor, answer: Tensor, grad: Tensor) -> Tensor:
