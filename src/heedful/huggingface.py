@@ -195,7 +195,9 @@ class Placed:
         return getattr(self.dense, name)
 
     @classmethod
-    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         given = tuple(x.dense if isinstance(x, Placed) else x for x in args)
         return func(*given, **(kwargs or {}))
 
@@ -207,7 +209,7 @@ def mask(
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Callable | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | Placed | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **others: Any,
@@ -220,6 +222,8 @@ def mask(
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+    if isinstance(attention_mask, Placed):  # made by generate() already, for a cache of fixed size
+        return attention_mask
     function = causal_mask_function if mask_function is None else mask_function
     if isinstance(q_offset, Tensor) or use_vmap:
         return sdpa_mask(
@@ -234,7 +238,11 @@ def mask(
             use_vmap=use_vmap,
             device=device,
         )
-    rules = [rule for rule in (_rule(function, kv_offset), _padding(attention_mask, kv_offset, kv_length)) if rule]
+    rules = [
+        rule
+        for rule in (_rule(function, kv_offset, batch_size), _padding(attention_mask, kv_offset, kv_length))
+        if rule
+    ]
     if not rules:
         return None
     rule = rules[0] if len(rules) == 1 else rules[0] & rules[1]
@@ -250,12 +258,14 @@ def _padding(attention_mask: Tensor | None, kv_offset: int, kv_length: int) -> M
     return None if bool(keep.all()) else masks.padding(keep)
 
 
-def _rule(function: Callable, kv_offset: int) -> Mask | None:
+def _rule(function: Callable, kv_offset: int, batch_size: int) -> Mask | None:
     """The rule behind a mask function of transformers; None if everybody sees everybody.
 
     Those of transformers itself are recognized by name, which makes them cheap; any other is asked block by block.
     """
-    kind = function.__qualname__.partition(".")[0] if function.__module__ == "transformers.masking_utils" else ""
+    kind = (
+        function.__qualname__.partition(".")[0] if function.__module__ == "transformers.masking_utils" else ""
+    )
     inside = {} if function.__closure__ is None else _closure(function)
     if kind == "causal_mask_function":
         return masks.causal()
@@ -268,18 +278,18 @@ def _rule(function: Callable, kv_offset: int) -> Mask | None:
     if kind == "packed_sequence_mask_function" and kv_offset == 0:
         return masks.documents(inside["packed_sequence_mask"].contiguous())
     if kind == "and_masks":
-        return _all_of(inside["mask_functions"], kv_offset)
-    return FunctionMask(function, kv_offset)
+        return _all_of(inside["mask_functions"], kv_offset, batch_size)
+    return FunctionMask(function, kv_offset, batch_size)
 
 
-def _all_of(functions: Sequence[Callable], kv_offset: int) -> Mask | None:
+def _all_of(functions: Sequence[Callable], kv_offset: int, batch_size: int) -> Mask | None:
     packed = any("packed_sequence_mask_function" in each.__qualname__ for each in functions)
     rules = []
     for function in functions:
         # Within one packed document, distances of positions are distances of tokens.
         if packed and "remap_positions_for_packed_sequence" in function.__qualname__:
             function = _closure(function)["mask_function"]
-        rule = _rule(function, kv_offset)
+        rule = _rule(function, kv_offset, batch_size)
         rules += [] if rule is None else [rule]
     whole = rules[0] if rules else None
     for rule in rules[1:]:
@@ -299,11 +309,12 @@ class FunctionMask(Mask):
 
     function: Callable
     kv_offset: int
+    batch_size: int
 
     def block(self, rows, keys):
         batch = rows.batch
         if isinstance(batch, slice):
-            batch = torch.arange(batch.start, batch.stop, device=rows.device)
+            batch = torch.arange(batch.start, min(batch.stop, self.batch_size), device=rows.device)
         batch = batch.to(rows.device)[:, None, None, None]
         query = rows.positions + self.kv_offset
         key = rows.key_positions(keys) + self.kv_offset

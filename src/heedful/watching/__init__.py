@@ -11,13 +11,15 @@ from .._listeners import listening
 from ..reductions import Reduction
 from .advice import check_kernels, not_seen
 from .answers import Answers
+from .editing import edit
 from .naming import Chosen, Names, as_patterns
 from .operators import OperatorMode
+from .saving import load
 from .seen import Calls, NotSeen, Seen
 from .torch_calls import told
 from .watcher import Watcher
 
-__all__ = ["Answers", "AttentionNotSeen", "Calls", "NotSeen", "Seen", "watch"]
+__all__ = ["Answers", "AttentionNotSeen", "Calls", "NotSeen", "Seen", "edit", "load", "watch"]
 
 
 class AttentionNotSeen(UserWarning):

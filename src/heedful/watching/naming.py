@@ -59,7 +59,8 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def as_patterns(chosen: Chosen | Sequence[Chosen]) -> tuple[Chosen, ...]:
-    return (chosen,) if isinstance(chosen, str | int) else tuple(chosen)
+    """One or several, as a tuple."""
+    return tuple(chosen) if isinstance(chosen, Sequence) and not isinstance(chosen, str) else (chosen,)
 
 
 def listed(names: Sequence[str], most: int = 3) -> Iterator[str]:

@@ -20,10 +20,7 @@ _PRODUCT = ("bmm", "matmul")
 
 
 class OperatorMode(TorchDispatchMode):
-    """Tells of every attention operator that runs while the mode is on, and of every softmax used as attention.
-
-    Compiled models run uncompiled under it, as torch does under any such mode.
-    """
+    """Tells of every attention operator that runs while the mode is on, and of every softmax used as attention."""
 
     supports_higher_order_operators = True
 

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from .._weights import Weights
 from .naming import listed, matches
+from .series import Series
 
 MOST_NUMBERS = 2**30
 
@@ -28,7 +29,7 @@ class Calls(Sequence[Weights]):
     was one call (`seen[name].entropy()`, `seen[name][0, 7, -1]`); where there were several, `seen[name][i]` is call i.
     """
 
-    def __init__(self, name: str, calls: list[Weights]):
+    def __init__(self, name: str, calls: Series):
         self.name = name
         self._calls = calls
 
@@ -41,14 +42,16 @@ class Calls(Sequence[Weights]):
         return len(self._calls)
 
     def __iter__(self) -> Iterator[Weights]:
-        return iter(self.calls)
+        return iter(self._calls)
 
     def __getitem__(self, index: Any) -> Any:
         if len(self._calls) == 1:
             return self._calls[0][index]
-        if not isinstance(index, int | slice):
+        if isinstance(index, slice):
+            return self.calls[index]
+        if not isinstance(index, int):
             raise TypeError(self._several(f"[{index!r}]"))
-        return self.calls[index]
+        return self._calls[index]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -63,7 +66,7 @@ class Calls(Sequence[Weights]):
         return self._calls[0] @ x
 
     def __repr__(self) -> str:
-        shapes = ", ".join(str(tuple(weights.shape)) for weights in self._calls[:4])
+        shapes = ", ".join(str(tuple(self._calls[i].shape)) for i in range(min(4, len(self))))
         more = ", ..." if len(self) > 4 else ""
         return f"Calls({self.name!r}, {len(self)} x weights {shapes}{more})"
 
@@ -138,7 +141,7 @@ class Seen(Mapping[str, Calls]):
 
     def __init__(self, model: str):
         self._model = model
-        self._calls: dict[str, list[Weights]] = {}
+        self._calls: dict[str, Series] = {}
         self._missed: dict[str, str] = {}
         self._order: list[str] = []
 

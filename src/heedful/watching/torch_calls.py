@@ -8,7 +8,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -153,14 +153,19 @@ _open = 0
 
 @contextmanager
 def told() -> Iterator[None]:
-    """While this block is open, torch's attention functions tell the listeners of their thread."""
+    """While this block is open, torch's attention functions tell the listeners of their thread.
+
+    Compiled code would not come by here, so torch runs it uncompiled meanwhile, where anything was compiled at all.
+    """
     global _open
     with _lock:
         _open += 1
         if _open == 1:
             _replace()
+    compiles = "torch._dynamo" in sys.modules
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if compiles else nullcontext():
+            yield
     finally:
         with _lock:
             _open -= 1

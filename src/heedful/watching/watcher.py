@@ -3,10 +3,6 @@
 import sys
 from dataclasses import replace
 from types import FrameType
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from .. import backends
 from .._call import Call
@@ -16,8 +12,7 @@ from .answers import Answers
 from .arguments import Arguments
 from .naming import Names, matches
 from .seen import Seen
-
-SMALL = 2**24
+from .series import Series
 
 
 class Watcher:
@@ -86,10 +81,7 @@ class Watcher:
         )
 
     def _keep(self, name: str, weights: Weights) -> None:
-        calls = self.seen._calls.setdefault(name, [])
-        if calls and not self.reductions:
-            share_keys(calls[-1], weights)
-        calls.append(weights)
+        self.seen._calls.setdefault(name, Series()).append(weights)
 
 
 def _owned(call: Call) -> Call:
@@ -101,40 +93,3 @@ def _owned(call: Call) -> Call:
         x.clone() if x.is_inference() or x._version else x for x in (call.query, call.key, call.value)
     )
     return replace(call, query=query, key=key, value=value)
-
-
-def share_keys(earlier: Weights, later: Weights) -> None:
-    """Let an earlier call look at the keys of a later one where they are the same: a growing cache is kept once.
-
-    Without this, a generation of n tokens would keep n copies of the cache.
-    """
-    before, after = earlier._call, later._call
-    if before.key.requires_grad or after.key.requires_grad or before.key.shape[2] > after.key.shape[2]:
-        return
-    try:
-        earlier._check_unchanged(value_too=True)
-    except RuntimeError:
-        return
-    reach = _reach(before)
-    for old, new in ((before.key, after.key), (before.value, after.value)):
-        alike = old.shape[:2] == new.shape[:2] and (old.dtype, old.device) == (new.dtype, new.device)
-        if not alike or not torch.equal(old[:, :, :reach], new[:, :, :reach]):
-            return
-    S = before.key.shape[2]
-    earlier._call = replace(before, key=after.key[:, :, :S], value=after.value[:, :, :S])
-    earlier._versions = Weights(earlier._call, earlier._backend, (), ())._versions
-
-
-def _reach(call: Call) -> int:
-    """One past the last key that any query of the call may see, or more where finding out would cost too much."""
-    S = call.key.shape[2]
-    if call.mask is None:
-        return S
-    reach = max((keys.stop for keys in call.mask.ranges(call.rows)), default=0)
-    if call.query.shape[0] * call.query.shape[2] * reach > SMALL:
-        return reach
-    block: Any = call.mask.block(call.rows, range(reach))
-    if not isinstance(block, Tensor):
-        return reach if block else 0
-    seen = block.flatten(0, -2).any(0).expand(reach).nonzero()
-    return int(seen[-1]) + 1 if len(seen) else 0
