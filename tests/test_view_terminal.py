@@ -227,6 +227,7 @@ def test_strange_tokens_are_shown_as_they_are_or_escaped(glyphs, encoding, at):
     encoding=st.sampled_from(["utf-8", "ascii", "latin-1", "cp437"]),
     token=st.integers(0, 29) | st.none(),
 )
+@example(texts=["", "000000000000"], joins=0, width=40, encoding="ascii", token=None)
 @example(texts=["x" * 500], joins=0, width=40, encoding="utf-8", token=None)
 @example(texts=list(STRANGE), joins=2**30 - 1, width=40, encoding="utf-8", token=None)
 def test_no_line_is_wider_than_asked_whatever_the_tokens(texts, joins, width, encoding, token):

@@ -11,6 +11,11 @@ from heedful.cli.terminal import columns, terminal_width, text_from, whole_numbe
 if TYPE_CHECKING:
     from heedful.view.picture import Picture
 
+HINTS = [
+    "Look at another head: --layer N --head N",
+    "Look from a token:    --token WORD",
+]
+
 
 def see(
     text: Annotated[
@@ -60,7 +65,10 @@ def see(
 
     encoding = "ascii" if ascii_only else sys.stdout.encoding
     glyphs = ASCII if ascii_only else glyphs_for(encoding)
-    write_lines(draw(picture, width or terminal_width(), glyphs, encoding))
+    lines = draw(picture, width or terminal_width(), glyphs, encoding)
+    if sys.stdout.isatty() and (layer, head, token) == (None, None, None):
+        lines += ["", *HINTS]
+    write_lines(lines)
 
 
 def _picture(text: str, layer: int | None, head: int | None, token: str | None, model: str) -> "Picture":

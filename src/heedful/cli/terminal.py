@@ -56,7 +56,7 @@ def write(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def write_lines(lines: Sequence["Text"]) -> None:
+def write_lines(lines: Sequence["Text | str"]) -> None:
     """Write lines, in color where the terminal has it and NO_COLOR does not forbid it."""
     from rich.console import Console
 

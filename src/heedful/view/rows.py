@@ -19,7 +19,7 @@ def rows_of_weights(page: Page) -> list[Text]:
     number = len(str(length - 1))
     label = min(WIDEST_LABEL, max(map(cell_len, page.labels)))
     margin = number + label + 3
-    in_words = label + 8
+    in_words = cell_len(page.glyphs.arrow) + label + 7
     sizes = [(2, in_words), (1, in_words), (2, 0), (1, 0)]
     fits = [(cell, words) for cell, words in sizes if margin + cell * length + words <= page.width]
     heading = "What each token looks at"

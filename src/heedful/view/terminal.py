@@ -13,14 +13,16 @@ from heedful.view.summary import LETTERS, NEAR
 from heedful.view.text import UNICODE, Glyphs, fit, flow, paragraph
 
 NARROWEST = 40
+FAINT = "bright_black"
 COLORS = {
     "P": "blue",
     "N": "cyan",
-    "S": "bright_black",
     "T": "magenta",
     "U": "yellow",
     "D": "red",
     "L": "green",
+    "S": FAINT,
+    "B": FAINT,
 }
 
 PLACE_NAMES = {
@@ -99,10 +101,8 @@ def _cell(page: Page, head: HeadSummary) -> Text:
     chosen = head is page.picture.summary
     steps = len(page.glyphs.heights) - 1
     height = page.glyphs.heights[max(1, round(head.entropy * steps))]
-    cell = Text(page.glyphs.chosen if chosen else " ", style="not dim bold")
-    return cell.append(
-        head.letter + height, style=f"not dim {'bold' if chosen else 'not bold'} {_color(head.letter)}"
-    )
+    mark, style = (page.glyphs.chosen, "bold reverse") if chosen else (" ", "")
+    return Text.assemble((mark + head.letter + height, f"not dim {style} {_color(head.letter)}"))
 
 
 def _color(letter: str) -> str:

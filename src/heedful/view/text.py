@@ -114,7 +114,7 @@ def flow(items: Sequence[Text], width: int, gap: int = 2) -> list[Text]:
         if lines and lines[-1].cell_len + gap + item.cell_len <= width:
             lines[-1].append(" " * gap).append_text(item)
         else:
-            lines.append(item.copy())
+            lines.append(Text().append_text(item))
     return lines
 
 
