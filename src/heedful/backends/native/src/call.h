@@ -57,6 +57,13 @@ typedef struct {
 
 HEEDFUL_EXPORT int heedful_forward(const heedful_call *call);
 
+HEEDFUL_EXPORT const char *heedful_level();
+HEEDFUL_EXPORT const char *heedful_compiler();
+HEEDFUL_EXPORT int heedful_uses_openmp();
+HEEDFUL_EXPORT int64_t heedful_call_size();
+// Whether this machine runs what was compiled for that level.
+HEEDFUL_EXPORT int heedful_can_run(const char *level);
+
 #ifdef __cplusplus
 }
 #endif

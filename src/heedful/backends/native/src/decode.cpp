@@ -61,7 +61,7 @@ class Decode {
   void with_source(const heedful_array &array, Body body) const;
 
   const heedful_call &call;
-  const int64_t per_group, rows, key_heads, query_heads, chunks, query_width, value_width, stride;
+  const int64_t threads, per_group, rows, key_heads, query_heads, chunks, query_width, value_width, stride;
   Buffer<float> queries, scores, inverse, partial;
   std::vector<TopK> topk;
   std::vector<Buffer<float>> scratch;
@@ -71,6 +71,7 @@ class Decode {
 
 Decode::Decode(const heedful_call &call)
     : call(call),
+      threads(threads_for(call)),
       per_group(call.heads / call.kv_heads),
       rows(per_group * call.queries),
       key_heads(call.batch * call.kv_heads),
@@ -83,7 +84,7 @@ Decode::Decode(const heedful_call &call)
       scores(key_heads * rows * stride),
       inverse(key_heads * rows),
       partial(given(call.output) ? key_heads * chunks * rows * value_width : 0) {
-  for (int64_t i = 0; i < std::max<int64_t>(call.threads, 1); i++) {
+  for (int64_t i = 0; i < threads; i++) {
     topk.emplace_back(call.topk);
     scratch.emplace_back(std::max(call.keys, 2 * value_width));
     received.emplace_back(call.received_sum ? call.keys : 0);
@@ -93,7 +94,6 @@ Decode::Decode(const heedful_call &call)
 
 // With enough key heads for all threads, a head is one task; else each step is shared out by chunks of keys.
 void Decode::run() {
-  const int64_t threads = std::max<int64_t>(call.threads, 1);
   if (key_heads >= 2 * threads || threads == 1) {
     parallel_for(threads, key_heads, [&](int64_t key_head, int64_t thread) {
       read_queries(key_head);

@@ -69,7 +69,7 @@ Forward::Forward(const heedful_call &call)
       per_group(call.heads / call.kv_heads),
       key_heads(call.batch * call.kv_heads),
       query_heads(call.batch * call.heads),
-      threads(std::max<int64_t>(call.threads, 1)) {
+      threads(threads_for(call)) {
   pack_ahead = threads > 1 && key_heads < 8 * threads;
   strips = pack_ahead ? (8 * threads + query_heads - 1) / query_heads : 1;
   rows_per_strip = std::max<int64_t>(round_up((call.queries + strips - 1) / strips, tile_rows), 2 * tile_rows);

@@ -43,6 +43,13 @@ struct Block {
   int64_t stride() const { return round_up(keys.last - keys.first, lanes) + 2 * lanes; }
 };
 
+// Threads that are worth waking: each should have some hundred thousand products to add.
+inline int64_t threads_for(const heedful_call &call) {
+  const int64_t rows = call.batch * call.heads * call.queries, width = call.width + call.value_width;
+  const int64_t products = rows * std::max<int64_t>(call.keys, 1) * std::max<int64_t>(width, 1);
+  return std::clamp<int64_t>(products >> 19, 1, std::max<int64_t>(call.threads, 1));
+}
+
 int64_t level2_cache();
 
 // Rows that a panel should have at most, so that it takes no more than part of the level-2 cache.

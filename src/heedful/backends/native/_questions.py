@@ -1,0 +1,72 @@
+"""Which reductions the kernel answers, and how its answers become theirs."""
+
+import torch
+from torch import Tensor
+
+from ..._call import Call
+from ...reductions import (
+    ByKey,
+    Entropy,
+    Full,
+    KeyColumns,
+    LogSumExp,
+    Mass,
+    MaxLogit,
+    MeanDistance,
+    Received,
+    Reduction,
+    SinkShare,
+    TopK,
+)
+from ._run import Answers
+
+# What the gradient reaches; a reduction that needs more is asked elsewhere where a gradient is recorded.
+DIFFERENTIABLE = frozenset(("logsumexp", "entropy", "received_sum", "received_count"))
+
+
+def names(reduction: Reduction) -> tuple[str, ...] | None:
+    """The answers of the kernel that a reduction is made of; None: the kernel does not know it."""
+    kind = type(reduction)
+    if kind is Received:
+        return {
+            "sum": ("received_sum",),
+            "max": ("received_max",),
+            "mean": ("received_sum", "received_count"),
+        }[reduction.how]
+    return {
+        LogSumExp: ("logsumexp",),
+        SinkShare: ("logsumexp",),
+        MaxLogit: ("max_logit",),
+        Entropy: ("entropy",),
+        Mass: ("mass",),
+        MeanDistance: ("mean_distance",),
+        TopK: ("topk",),
+        Full: ("weights",),
+    }.get(kind)
+
+
+def answer(reduction: Reduction, found: Answers, call: Call) -> object:
+    """The answer of a reduction from those of the kernel."""
+    match reduction:
+        case TopK():
+            total = found["topk_weight"][..., : reduction.k], found["topk_key"][..., : reduction.k]
+        case Received():
+            total = found["received_max" if reduction.how == "max" else "received_sum"]
+            if reduction.by_value_norm:
+                total = torch.where(total == 0, 0, total * _value_norms(call))
+            if reduction.how == "mean":
+                total = total, found["received_count"]
+        case MaxLogit(per="head"):
+            L = call.query.shape[2]
+            rows = found["max_logit"]
+            total = rows.amax(-1) if L else rows.new_full(rows.shape[:2], -torch.inf)
+        case _:
+            (name,) = names(reduction) or ()
+            total = found[name]
+    return reduction.finish(total, call)
+
+
+def _value_norms(call: Call) -> Tensor:
+    """Length of the value row that each key carries, (B, H, S)."""
+    norms = torch.linalg.vector_norm(call.value.float(), dim=-1)
+    return norms.repeat_interleave(call.query.shape[1] // max(norms.shape[1], 1), 1)

@@ -1,0 +1,115 @@
+"""Masks and biases as the kernel takes them: one range of keys per query, and dense parts where that is not all.
+
+Ranges cost nothing per pair, and keys outside of them are never touched. Everything else is asked for some rows at a
+time, so that nothing of size L x S is made.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..._call import Call, TensorBias
+from ..._rows import Rows
+from ...masks import Dense
+from ...positions import Alibi
+from ._library import DTYPES
+from ._ranges import Ranges, split
+
+ELEMENTS = 2**23
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What the kernel is told about masks and biases for some rows. None: nothing to tell.
+
+    Attributes:
+        first: (1 or B, rows) int32, the first key that each query sees.
+        last: Likewise, one past its last key.
+        mask: (B, H, rows, S) bool, broadcast where it repeats.
+        bias: (B, H, rows, S), likewise.
+        slopes: (H,) float32 of ALiBi.
+    """
+
+    first: Tensor | None
+    last: Tensor | None
+    mask: Tensor | None
+    bias: Tensor | None
+    slopes: Tensor | None
+
+
+class Restrictions:
+    """The mask and the biases of a call."""
+
+    def __init__(self, call: Call):
+        self.call, self.rows = call, call.rows
+        self.ranges, self.rest = split(call.mask, call.rows)
+        alibi = [term for term in call.bias if type(term) is Alibi]
+        self.alibi = alibi[0] if len(alibi) == 1 else None
+        self.terms = [term for term in call.bias if term is not self.alibi]
+        if self.alibi is not None:
+            self.alibi.bias(call.rows, range(0))  # it complains where it is for another number of heads
+
+    def steps(self) -> list[slice]:
+        """The queries, cut so that the dense parts that must be made have at most about ELEMENTS elements."""
+        num_rows = self.rows.shape[2]
+        step = max(num_rows, 1) if self._in_memory() else max(1, ELEMENTS // max(self._elements_per_row(), 1))
+        return [slice(start, min(start + step, num_rows)) for start in range(0, max(num_rows, 1), step)]
+
+    def of(self, index: slice) -> Visible:
+        """What to tell about the queries of `index`."""
+        rows = self._part(index)
+        limits = self.ranges
+        if limits is not None:
+            limits = Ranges(limits.first[:, index], limits.last[:, index])
+        mask = self._mask(rows)
+        if self.rest is not None:
+            limits = self._reach(rows) if limits is None else limits & self._reach(rows)
+        return Visible(
+            None if limits is None else limits.first.int().contiguous(),
+            None if limits is None else limits.last.int().contiguous(),
+            None if mask is None else mask.expand(*rows.shape, rows.num_keys),
+            self._bias(rows),
+            None if self.alibi is None else self.alibi.slopes()[rows.heads].contiguous(),
+        )
+
+    def _part(self, index: slice) -> Rows:
+        B, H, _ = self.rows.shape
+        return self.rows.part(slice(0, B), slice(0, H), index)
+
+    def _in_memory(self) -> bool:
+        """Whether dense parts are given as tensors, so that taking them makes nothing."""
+        mask = self.rest is None or isinstance(self.rest, Dense)
+        bias = not self.terms or (
+            len(self.terms) == 1
+            and isinstance(self.terms[0], TensorBias)
+            and self.terms[0].tensor.dtype in DTYPES
+        )
+        return self.rows.is_view and mask and bias
+
+    def _elements_per_row(self) -> int:
+        row = self._part(slice(0, min(1, self.rows.shape[2])))
+        mask, bias = self._mask(row), self._bias(row)
+        return sum(x.untyped_storage().nbytes() // 4 for x in (mask, bias) if x is not None)
+
+    def _mask(self, rows: Rows) -> Tensor | None:
+        if self.rest is None:
+            return None
+        block = self.rest.block(rows, range(rows.num_keys))
+        return torch.full((1, 1, 1, 1), block) if isinstance(block, bool) else block
+
+    def _reach(self, rows: Rows) -> Ranges:
+        """From the first to the last key that these rows can reach at all."""
+        assert self.rest is not None
+        reach = self.rest.ranges(rows)
+        first, last = (reach[0].start, reach[-1].stop) if reach else (0, 0)
+        return Ranges(torch.full((1, rows.shape[2]), first), torch.full((1, rows.shape[2]), last))
+
+    def _bias(self, rows: Rows) -> Tensor | None:
+        keys = range(rows.num_keys)
+        blocks = [term.bias(rows, keys).detach() for term in self.terms]
+        if not blocks:
+            return None
+        if len(blocks) > 1 or blocks[0].dtype not in DTYPES:
+            blocks = [sum(block.float() for block in blocks)]
+        return blocks[0].expand(*rows.shape, rows.num_keys)

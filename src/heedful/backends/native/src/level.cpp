@@ -1,0 +1,40 @@
+// What this library was compiled for, and what the machine can run.
+#include <cstring>
+
+#include "call.h"
+
+#if !defined(HEEDFUL_LEVEL)
+#define HEEDFUL_LEVEL "generic"
+#endif
+
+extern "C" const char *heedful_level() { return HEEDFUL_LEVEL; }
+
+extern "C" const char *heedful_compiler() {
+#if defined(__clang__)
+  return "Clang " __clang_version__;
+#else
+  return "GCC " __VERSION__;
+#endif
+}
+
+extern "C" int heedful_uses_openmp() {
+#if defined(_OPENMP)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+extern "C" int64_t heedful_call_size() { return int64_t(sizeof(heedful_call)); }
+
+extern "C" int heedful_can_run(const char *level) {
+#if defined(__x86_64__)
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  if (std::strcmp(level, "x86-64-v3") == 0) return v3;
+  if (std::strcmp(level, "x86-64-v4") == 0) return v4;
+#endif
+  return std::strcmp(level, HEEDFUL_LEVEL) == 0;
+}
