@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,11 @@ def test_every_listed_name_exists_once_and_in_order() -> None:
 def test_nothing_public_is_left_off_the_list() -> None:
     found = {n for n, v in vars(heedful).items() if not n.startswith("_") and not inspect.ismodule(v)}
     assert found - set(heedful.__all__) == set()
+
+
+def test_the_version_is_written_once_in_each_place_and_alike() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert heedful.__version__ == project["version"]
 
 
 @pytest.mark.parametrize("name", CALLABLES)
