@@ -255,7 +255,7 @@ def test_watching_builds_no_matrix() -> None:
                     self.numbers = max(self.numbers, x.untyped_storage().nbytes() // 4)
             return result
 
-    length = 3000
+    length = 1600
     model, x = Small(Attention), torch.randn(1, length, 24)
     for reductions in ((), (heedful.Entropy(), heedful.Received(), heedful.TopK(8))):
         with Largest() as largest, torch.no_grad(), watch(model, *reductions) as seen:

@@ -24,6 +24,11 @@ class OperatorMode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False saves the seconds of importing torch's compiler, which has no part in this: see `told`."""
+        return False
+
     def __init__(
         self,
         heard: Callable[[FrameType, Arguments | None, str], None],
