@@ -1,97 +1,142 @@
-"""Examines a function of (query, key, value, ...)."""
+"""Examines a function of (query, key, value, ...), or a module that computes attention."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from heedful.checking import cases
-from heedful.checking.calling import Function
-from heedful.checking.cases import CROSS, EQUAL_LENGTHS, SUITES, Shape
+from heedful.checking import construction, functions, modules
+from heedful.checking.cases import CROSS, Shape
 from heedful.checking.claims import Claims, read
-from heedful.checking.examination import Record, compared, errors, searched, words_of
-from heedful.checking.functions import Options, accepted, fitted, function_of
+from heedful.checking.conclusion import conclude
+from heedful.checking.exam import ALL, Exam
+from heedful.checking.examination import Record, searched
+from heedful.checking.functions import Options, fitted
 from heedful.checking.gradients import gradients
 from heedful.checking.hazards import hazards
 from heedful.checking.manners import manners
+from heedful.checking.mask_steps import mask_step
+from heedful.checking.problems import CannotCheck
+from heedful.checking.projections import find
+from heedful.checking.randomness import probability, still, training
 from heedful.checking.readings import Reading, always_on
+from heedful.checking.roles import parameters, role_of
 from heedful.checking.search import Evidence, Hypothesis, extend
-from heedful.checking.stages import Sizes
-from heedful.checking.steps import (
-    ALL,
-    Exam,
-    bias_step,
-    causal_step,
-    grouped_step,
-    long_step,
-    mask_step,
-    weights_step,
-)
+from heedful.checking.steps import bias_step, causal_step, grouped_step, long_step, weights_step
 
 LOOSE = 3e-2  # of the largest value: what half precision inside may cost
+Progress = Callable[[str], None]
+Ways = Mapping[Shape, Sequence[Any]]
 
 
-def examine(target: Callable[..., Any], name: str, options: Options, progress: Callable[[str], None]) -> Record:
-    """Find out what is wrong with a function of query, key and value."""
+def examine(target: Any, name: str, options: Options, progress: Progress) -> Record:
+    """Find out what is wrong with an attention."""
+    if inspect.isclass(target) or isinstance(target, nn.Module):
+        return examine_module(target, name, options, progress)
     record = Record(name)
-    function = function_of(target, options)
+    function = functions.function_of(target, options)
     claims = read(target, dict(function.names))
     progress("working out how to call it")
-    ways = accepted(function, claims, options)
-    exam = explain_plain(record, ways, claims, progress)
-    if exam is None:
+    ways = stilled(record, functions.accepted(function, claims, options), fitted)
+    if not ways:
         return record
-    judge_lengths(exam, ways)
-    further(exam)
-    conclude(exam)
-    hazards(exam)
-    manners(exam)
-    gradients(exam)
+    exams = [
+        [start(record, caller, fitted(shape, caller.layout), claims, progress) for caller in callers]
+        for shape, callers in ways.items()
+    ]
+    exam = explain_plain(exams, always_on())
+    if exam is None:
+        record.properties.append("no known mistake, and no pair of them, reproduces the answer")
+        return record
+    finish(exam, ways)
+    training(record, exam.caller, exam.shape, claims, probability(exam.caller, built=False))
     return record
 
 
-def further(exam: Exam) -> None:
-    """Everything but the plain case."""
-    names = exam.caller.names
-    if "mask" in names:
-        mask_step(exam, "mask")
-    if "padding" in names:
-        mask_step(exam, "padding")
-    if "causal" in names:
-        causal_step(exam)
-    bias_step(exam)
-    long_step(exam)
-    grouped_step(exam)
-    weights_step(exam)
-
-
-def explain_plain(
-    record: Record, ways: dict[Shape, list[Function]], claims: Claims, progress: Callable[[str], None]
-) -> Exam | None:
-    """The layout and the reading, with as few mistakes as possible, that reproduce the plain answer."""
-    progress("comparing with the right answer")
+def examine_module(target: Any, name: str, options: Options, progress: Progress) -> Record:
+    """Find out what is wrong with a module, or with a class of them."""
+    record = Record(name)
+    progress("building it")
+    built = construction.build(target, options)[0] if inspect.isclass(target) else target
+    if not isinstance(built, nn.Module):
+        return examine(built, name, options, progress)
+    built = construction.prepare(built)
+    progress("working out how to call it")
+    found = find(built)
+    if not found.matrices:
+        return examine(functions.forward_function(built), name, options, progress)
+    module = modules.module_of(built, found, options)
+    claims = read(target, dict(module.names))
+    ways = stilled(record, modules.accepted(module, options), lambda shape, layout: shape)
+    if not ways:
+        return record
+    view = module.view
+    size = view.found.matrices.get("query", view.found.matrices.get("fused")).weight.shape[0] // view.heads
     exams = [
-        [plain_exam(record, caller, fitted(shape, caller.layout), claims, progress) for caller in callers]
+        [start(record, caller, replace(shape, heads=view.heads, kv_heads=view.kv_heads, head_dim=size), claims, progress)
+         for caller in callers]
         for shape, callers in ways.items()
-    ]
+    ]  # fmt: skip
+    exam = explain_plain(exams, modules.always_on_in(module))
+    if exam is None:
+        if found.unknown:
+            raise CannotCheck(
+                f"it has parameters that I don't know the use of ({', '.join(found.unknown[:6])}), and with the others "
+                "alone its answer can't be explained. Check the function inside it that takes query, key and value."
+            )
+        record.properties.append("no known mistake, and no pair of them, reproduces the answer")
+        return record
+    record.convention(*modules.projection_words(found, exam.best.reading.order))
+    finish(exam, ways)
+    asked = inspect.isclass(target) and any(role_of(p.name, ["dropout"]) for p in parameters(target))
+    training(record, exam.caller, exam.shape, claims, probability(exam.caller, built=asked))
+    return record
+
+
+def stilled(record: Record, ways: Ways, fit: Callable[[Shape, str], Shape]) -> dict[Shape, list[Any]]:
+    """The ways to call the target, without randomness; none when it can't be taken out."""
+    quiet = {
+        shape: [still(record, caller, fit(shape, caller.layout)) for caller in callers]
+        for shape, callers in ways.items()
+    }
+    return {shape: callers for shape, callers in quiet.items() if None not in callers}
+
+
+def start(record: Record, caller: Any, size: Shape, claims: Claims, progress: Progress) -> Exam:
+    """The examination that starts with one way to call the target."""
+    exam = Exam(record, caller, size, claims, progress=progress)
+    exam.evidence.append(exam.look(caller.base(size)))
+    return exam
+
+
+def explain_plain(exams: Sequence[Sequence[Exam]], readings: Sequence[Reading]) -> Exam | None:
+    """The layout and the reading, with as few mistakes as possible, that reproduce the plain answer.
+
+    Args:
+        exams: For each suite of sizes, the most general first, one for each way to call the target.
+        readings: What the target may do by itself.
+    """
+    exams[0][0].progress("comparing with the right answer")
     for tolerance, counts in ((0.0, (0, 1)), (0.0, (2,)), (LOOSE, (0, 1))):
-        for same_shape in exams[:1] + exams[-1:] if 2 in counts else exams:
-            exam = simplest(same_shape, counts, tolerance)
+        for same_shape in [exams[0], *exams[1:][-1:]] if 2 in counts else exams:
+            exam = simplest(same_shape, readings, counts, tolerance)
             if exam is not None:
                 return more_general(exam, exams[0], tolerance)
-    record.properties.append("no known mistake, and no pair of them, reproduces the answer")
     return None
 
 
-def simplest(exams: Sequence[Exam], counts: Sequence[int], tolerance: float) -> Exam | None:
+def simplest(
+    exams: Sequence[Exam], readings: Sequence[Reading], counts: Sequence[int], tolerance: float
+) -> Exam | None:
     """The first of these examinations that some hypothesis with so many mistakes explains."""
     for count in counts:
         for exam in exams:
             exam.tolerance = tolerance
-            start = [Hypothesis(r) for r in readings(exam)]
-            found = extend(start, exam.evidence, searched(ALL), counts=[count], tolerance=tolerance)
+            begin = [Hypothesis(r) for r in ordered(exam, readings)]
+            found = extend(begin, exam.evidence, searched(ALL), counts=[count], tolerance=tolerance)
             if found:
                 exam.hypotheses = found
                 return exam
@@ -110,20 +155,10 @@ def more_general(exam: Exam, others: Sequence[Exam], tolerance: float) -> Exam:
     return exam
 
 
-def plain_exam(
-    record: Record, caller: Function, size: Shape, claims: Claims, progress: Callable[[str], None]
-) -> Exam:
-    """The examination that starts with one way to call the target."""
-    exam = Exam(record, caller, size, claims, progress=progress)
-    exam.evidence.append(exam.look(cases.plain(size)))
-    return exam
-
-
-def readings(exam: Exam) -> list[Reading]:
-    """What the target may do by itself. Where every answer depends on every value, it is not causal."""
-    if reach(exam).all():
-        return [r for r in always_on() if r.causal is None]
-    return sorted(always_on(), key=lambda r: (r.rare, r.causal is None))
+def ordered(exam: Exam, readings: Sequence[Reading]) -> list[Reading]:
+    """The readings, likely ones first: causal ones if some answers don't depend on some values."""
+    causal = not reach(exam).all()
+    return sorted(readings, key=lambda r: (r.rare, (r.causal is not None) != causal))
 
 
 def reach(exam: Exam) -> Tensor:
@@ -133,67 +168,38 @@ def reach(exam: Exam) -> Tensor:
     for index in range(item.case.shape.keys):
         value = item.case.value.clone()
         value[:, :, index] += 1.0
-        seen = exam.caller.observe(replace(item.case, value=value)).output
+        seen = exam.caller.observe(item.case.with_side("value", value)).output
         moved = (seen - item.seen.output).abs().nan_to_num(1.0)
-        axes = (0, 1, 3) if item.seen.form == "bhld" else (0, 2)
-        columns.append(moved.amax(axes) > 1e-6)
+        columns.append(moved.amax((0, 1, 3) if item.seen.form == "bhld" else (0, 2)) > 1e-6)
     return torch.stack(columns, dim=1)
 
 
-def judge_lengths(exam: Exam, ways: dict[Shape, list[Function]]) -> None:
+def finish(exam: Exam, ways: Ways) -> None:
+    """Everything after the plain case."""
+    judge_lengths(exam, ways)
+    names = exam.caller.names
+    for role in ("mask", "padding"):
+        if role in names:
+            mask_step(exam, role)
+    if "causal" in names:
+        causal_step(exam)
+    for step in (bias_step, long_step, grouped_step, weights_step, conclude, hazards, manners, gradients):
+        step(exam)
+
+
+def judge_lengths(exam: Exam, ways: Ways) -> None:
     """A function of query and key that only works for equal lengths is wrong, unless it is causal by itself."""
-    if exam.shape.queries != exam.shape.keys:
+    case = exam.evidence[0].case
+    if case.shape.queries != case.shape.keys or case.same:
         return
-    hypothesis = exam.hypotheses[0]
-    if hypothesis.reading.causal is not None and CROSS not in ways:
+    if exam.best.reading.causal is not None and CROSS not in ways:
         return
-    case = cases.plain(replace(exam.shape, queries=CROSS.queries, keys=CROSS.keys))
-    right = Evidence(case, exam.evidence[0].seen, exam.caller.explain).predict(hypothesis)
-    if right is None or right.output.shape[-2] != case.shape.queries:
+    unequal = exam.caller.base(replace(exam.shape, queries=CROSS.queries, keys=CROSS.keys))
+    right = Evidence(unequal, exam.evidence[0].seen, exam.caller.explain).predict(exam.best)
+    if right is None or right.output.shape[-2] != CROSS.queries:
         return
     silent = any(s.queries != s.keys for s in ways)
-    words = {"keys": CROSS.keys, "queries": CROSS.queries}
-    words["outcome"] = "give a wrong answer" if silent else "raise"
+    words = {"keys": CROSS.keys, "queries": CROSS.queries, "outcome": "give a wrong answer" if silent else "raise"}
     exam.record.find(
-        "operands-equal-lengths",
-        f"right for {EQUAL_LENGTHS.queries} queries and {EQUAL_LENGTHS.keys} keys",
-        words,
+        "operands-equal-lengths", f"right for {case.shape.queries} queries and {case.shape.keys} keys", words
     )
-
-
-def conclude(exam: Exam) -> None:
-    """Write the mistakes of the best hypothesis, and the conventions, into the record."""
-    hypothesis = exam.hypotheses[0]
-    shape = exam.shape
-    sizes = Sizes(shape.batch, shape.heads, shape.queries, shape.keys, shape.head_dim, shape.value_dim)
-    for made in hypothesis.made:
-        right, assumed = errors(hypothesis, exam.evidence, [made.mistake.name])
-        words = words_of(sizes, made) | {"who": exam.claims.causal.where if exam.claims.causal else "the flag"}
-        exam.record.find(made.mistake.name, compared(right, assumed), words)
-    conventions(exam, hypothesis)
-
-
-def conventions(exam: Exam, hypothesis: Hypothesis) -> None:
-    """Report how the target reads its inputs; hold it to what it says about causality."""
-    record, reading, claims = exam.record, hypothesis.reading, exam.claims
-    layouts = {"bhld": "(batch, heads, length, size)", "blhd": "(batch, length, heads, size)",
-               "bld": "(batch, length, size)", "ld": "(length, size)", "ble": "(batch, length, heads * size)"}  # fmt: skip
-    record.convention(f"layout {layouts[exam.caller.layout]}")
-    align = reading.causal or reading.flag
-    if align is not None:
-        told = exam.shape.queries != exam.shape.keys
-        always = "always causal" if reading.causal else "causal flag"
-        record.convention(f"{always}, aligned to the {align}" if told else always)
-        if told and claims.alignment is not None and claims.alignment.what != align:
-            record.find(
-                "causal-wrong-end",
-                f"{exam.shape.queries} queries, {exam.shape.keys} keys",
-                {"actual": align, "claim": claims.alignment.where, "claimed": claims.alignment.what},
-            )
-    elif claims.causal is not None and not any(m.mistake.family == "causal" for m in hypothesis.made):
-        record.find("causal-ignored", "no query's answer depends on its position", {"who": claims.causal.where})
-    if reading.alibi is not None:
-        record.convention(f"adds ALiBi by {'distance' if reading.alibi == 'distance' else 'key position'}")
-
-
-__all__: Sequence[str] = ["SUITES", "examine"]

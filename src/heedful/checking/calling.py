@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,6 @@ from torch import Tensor
 
 from heedful.checking.cases import Case, Shape
 from heedful.checking.problems import CannotCheck
-from heedful.checking.readings import Reading
-from heedful.checking.stages import Call
 
 
 class CallFailed(Exception):
@@ -62,34 +60,34 @@ class Passing:
         """Whether the tensor says something about keys only."""
         return "l" not in self.shape
 
-    def give(self, case: Case) -> Tensor:
-        """The tensor for this case."""
-        shape = case.shape
-        if self.over_keys:
-            if case.padding is None:
-                raise ValueError(f"case {case.name} has no padding to hand over as {self.shape}")
-            mask = case.padding if self.shape == "bs" else case.padding[:, None, None, :]
-        else:
-            if case.mask is None:
-                raise ValueError(f"case {case.name} has no mask to hand over as {self.shape}")
-            mask = self.arrange(case.mask, shape)
+    def give(self, case: Case, heads: int) -> Tensor | None:
+        """The tensor for this case, when the target has so many heads; None when the case has no such mask."""
+        mask = case.padding if self.over_keys else case.mask
+        if mask is None:
+            return None
+        mask = self.arrange(mask, case.shape.batch, heads)
         if self.kind == "bool":
             return mask.clone()
         if self.kind == "int":
             return mask.long()
-        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+        added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+        if case.bias is not None and not self.over_keys:
+            added = added + self.arrange(case.bias, case.shape.batch, heads)
+        return added
 
-    def arrange(self, mask: Tensor, shape: Shape) -> Tensor:
-        """(B or 1, H or 1, L, S) in the wanted shape."""
+    def arrange(self, mask: Tensor, batch: int, heads: int) -> Tensor:
+        """(B or 1, H or 1, L, S), or (B, S), in the wanted shape."""
+        if self.over_keys:
+            return mask if self.shape == "bs" else mask[:, None, None, :]
         if self.shape == "ls":
             return mask[0, 0]
         if self.shape == "bls":
-            return mask.expand(shape.batch, -1, -1, -1)[:, 0]
+            return mask.expand(batch, -1, -1, -1)[:, 0]
         if self.shape == "nls":
-            return mask.expand(shape.batch, shape.heads, -1, -1).flatten(0, 1)
+            return mask.expand(batch, heads, -1, -1).flatten(0, 1)
         if self.shape == "b1ls":
-            return mask.expand(shape.batch, -1, -1, -1)[:, :1]
-        return mask.expand(shape.batch, shape.heads, -1, -1)
+            return mask.expand(batch, -1, -1, -1)[:, :1]
+        return mask.expand(batch, heads, -1, -1)
 
 
 MASK_SHAPES = ("b1ls", "bhls", "ls", "bls", "nls", "b11s", "bs")
@@ -174,118 +172,65 @@ def quiet(seed: int = 0) -> Iterator[None]:
             np.random.set_state(numbers)
 
 
-def split_call(case: Case, reading: Reading, form: str) -> Call:
-    """A call with heads handed over split."""
-    return reading.call(case, form)
+def call_quietly(
+    function: Callable[..., Any],
+    positional: Sequence[object],
+    named: Mapping[str, object],
+    seed: int = 0,
+    modes: Sequence[Callable[[], Any]] = (),
+) -> object:
+    """Call somebody's code, inside these context managers.
 
-
-def joined_call(case: Case, reading: Reading, form: str) -> Call:
-    """A call with heads handed over joined, as (B, L, H * D)."""
-    call = reading.call(case, form)
-    query, key, value = (x.transpose(1, 2).flatten(2) for x in (call.query, call.key, call.value))
-    shape = case.shape
-    return replace(call, query=query, key=key, value=value, heads=shape.heads, kv_heads=shape.kv_heads)
-
-
-@dataclass(frozen=True)
-class Function:
-    """How a function of (query, key, value, ...) is called.
-
-    Attributes:
-        function: The target.
-        names: Role to parameter name.
-        positional: Parameters that take no keyword, in order.
-        layout: Layout of query, key and value.
-        constants: Parameter name to a value that never changes.
-        array: "torch" or "numpy".
-        passing: How a mask is handed over, if at all.
+    Raises:
+        CallFailed: It raised.
+        CannotCheck: It tried to end the program.
     """
+    with quiet(seed), contextlib.ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode())
+        try:
+            return function(*positional, **named)
+        except SystemExit as error:
+            raise CannotCheck(f"it ends the program (sys.exit) when it is called: {error}") from error
+        except Exception as error:
+            raise CallFailed(f"{type(error).__name__}: {error}") from error
 
-    function: Callable[..., Any]
-    names: Mapping[str, str]
-    layout: str = "bhld"
-    positional: tuple[str, ...] = ()
-    constants: Mapping[str, object] = field(default_factory=dict)
-    array: str = "torch"
-    passing: Passing | None = None
 
-    def arguments(self, case: Case, dtype: torch.dtype) -> dict[str, Any]:
-        """Parameter name to tensor, for this case."""
-        sides = {"query": case.query, "key": case.key, "value": case.value}
-        given = {self.names[r]: into_layout(x, self.layout).to(dtype, copy=True) for r, x in sides.items()}
-        if case.bias is not None and "bias" in self.names:
-            given[self.names["bias"]] = case.bias.to(dtype, copy=True)
-        if self.passing is not None and (case.mask is not None or case.padding is not None):
-            mask = self.passing.give(case)
-            if case.bias is not None and self.passing.kind == "float" and "bias" not in self.names:
-                mask = mask + case.bias[:, :1]
-            given[self.names[self.passing.role]] = mask.to(dtype) if mask.is_floating_point() else mask
-        if "causal" in self.names:
-            given[self.names["causal"]] = case.causal
-        if self.constants.get(self.names.get("scale", ""), 0.0) is None:
-            given[self.names["scale"]] = case.query.shape[-1] ** -0.5
-        if "heads" in self.names:
-            given[self.names["heads"]] = case.query.shape[1]
-        if "kv_heads" in self.names:
-            given[self.names["kv_heads"]] = case.key.shape[1]
-        return {**self.constants, **given}
-
-    @property
-    def explain(self) -> Callable[[Case, Reading, str], Call]:
-        """How a case becomes a call of the mathematics."""
-        return joined_call if self.layout == "ble" else split_call
-
-    def run(self, arguments: dict[str, Any], seed: int = 0) -> object:
-        """Call the target."""
-        if self.array == "numpy":
-            arguments = {n: x.numpy() if isinstance(x, Tensor) else x for n, x in arguments.items()}
-        ordered = [arguments.pop(name) for name in self.positional if name in arguments]
-        with quiet(seed):
-            try:
-                return self.function(*ordered, **arguments)
-            except SystemExit as error:
-                raise CannotCheck(f"it ends the program (sys.exit) when it is called: {error}") from error
-            except Exception as error:
-                raise CallFailed(f"{type(error).__name__}: {error}") from error
+class Observing:
+    """What callers of functions and of modules share. They define `arguments`, `run` and `parts`."""
 
     def observe(self, case: Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> Seen:
         """Run one case and bring the answer into one form.
 
         Raises:
-            CallFailed: The target raised, or the output has a shape that makes no sense.
+            CallFailed: The target raised, or no tensor in its result has the shape of an output.
         """
         return self.read(self.run(self.arguments(case, dtype), seed), case)
 
     def read(self, result: object, case: Case) -> Seen:
-        """Find output and weights in what the target returned.
-
-        Raises:
-            CallFailed: No tensor in it has the shape of an output.
-        """
+        """Find output and weights in what the target returned."""
         output, form, weights = self.parts(result, case)
         weights = None if weights is None else weights.detach().double()
         return Seen(output.detach().double(), form, weights, output.dtype)
-
-    def parts(self, result: object, case: Case) -> tuple[Tensor, str, Tensor | None]:
-        """Output, its form, and weights, still attached to the graph."""
-        shape = case.shape
-        found = tensors_in(result)
-        for tensor in found:
-            arranged = out_of_layout(tensor, self.layout, shape)
-            if arranged is not None:
-                others = (weights_form(t, self.layout, shape) for t in found if t is not tensor)
-                return *arranged, next((w for w in others if w is not None), None)
-        shapes = ", ".join(str(tuple(t.shape)) for t in found) or f"a {type(result).__name__}"
-        raise CallFailed(f"it returned {shapes} for {shape.words()}")
 
     def differentiable(self, arguments: dict[str, Any], case: Case) -> Tensor:
         """The output, attached to the graph."""
         return self.parts(self.run(arguments), case)[0]
 
-    def canonical(self, x: Tensor) -> Tensor:
-        """A tensor in the target's layout as (B, H, L, D), or as (B, L, E) where heads come joined."""
-        if self.layout == "blhd":
-            return x.transpose(1, 2)
-        if self.layout == "bld":
-            return x[:, None]
-        return x[None, None] if self.layout == "ld" else x
+    def arguments(self, case: Case, dtype: torch.dtype) -> dict[str, Any]:
+        """Parameter name to value, for this case."""
+        raise NotImplementedError
+
+    def run(self, arguments: dict[str, Any], seed: int = 0) -> object:
+        """Call the target."""
+        raise NotImplementedError
+
+    def parts(self, result: object, case: Case) -> tuple[Tensor, str, Tensor | None]:
+        """Output, its form, and weights, still attached to the graph."""
+        raise NotImplementedError
+
+
+def no_output(found: Sequence[Tensor], result: object, what: str) -> CallFailed:
+    """The error for a result without an output in it."""
+    shapes = ", ".join(str(tuple(t.shape)) for t in found) or f"a {type(result).__name__}"
+    return CallFailed(f"it returned {shapes} for {what}")

@@ -57,6 +57,16 @@ class Case:
     causal: bool = False
 
     @property
+    def same(self) -> bool:
+        """Whether query, key and value are one tensor: self-attention on one input."""
+        return self.query is self.key and self.key is self.value
+
+    def with_side(self, side: str, tensor: Tensor) -> "Case":
+        """The case with another query, key or value; where they are one tensor, with all three."""
+        sides = ("query", "key", "value") if self.same else (side,)
+        return replace(self, **dict.fromkeys(sides, tensor))
+
+    @property
     def shape(self) -> Shape:
         """The sizes of this case."""
         batch, heads, queries, head_dim = self.query.shape
@@ -77,11 +87,21 @@ def plain(shape: Shape, name: str = "plain", seed: int = 0) -> Case:
 
 
 @cache
-def with_mask(case: Case, per_sample: bool, per_head: bool) -> Case:
-    """Add a mask that differs between samples and heads, as far as it may."""
+def inputs(batch: int, queries: int, keys: int, widths: tuple[int, int, int], same: bool = False) -> Case:
+    """Inputs of a module, as one head: (B, 1, L, E). With `same`, query, key and value are one tensor."""
+    case = plain(Shape(batch, 1, 1, queries, keys, widths[0], widths[2]))
+    if same:
+        return replace(case, key=case.query, value=case.query)
+    random = torch.Generator().manual_seed(5)
+    key = torch.randn(batch, 1, keys, widths[1], generator=random, dtype=torch.float64)
+    return replace(case, key=key)
+
+
+@cache
+def with_mask(case: Case, per_sample: bool, heads: int = 1) -> Case:
+    """Add a mask that differs between samples, if it may, and between so many heads."""
     shape = case.shape
     batch = shape.batch if per_sample else 1
-    heads = shape.heads if per_head else 1
     b, h, i, j = torch.meshgrid(
         *(torch.arange(n) for n in (batch, heads, shape.queries, shape.keys)), indexing="ij"
     )
@@ -99,11 +119,10 @@ def with_padding(case: Case) -> Case:
 
 
 @cache
-def with_bias(case: Case, per_head: bool = True) -> Case:
-    """Add finite numbers for the scores."""
-    shape = case.shape
+def with_bias(case: Case) -> Case:
+    """Add finite numbers for the scores, the same for all samples and heads."""
     random = torch.Generator().manual_seed(7)
-    size = (1, shape.heads if per_head else 1, shape.queries, shape.keys)
+    size = (1, 1, case.shape.queries, case.shape.keys)
     return replace(case, name="bias", bias=torch.randn(size, generator=random, dtype=torch.float64))
 
 

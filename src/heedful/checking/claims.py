@@ -13,19 +13,21 @@ class Claim(NamedTuple):
     where: str
 
 
-TRUE = r"(?:true|1|ones?|nonzero|non-zero)"
-FALSE = r"(?:false|0|zeros?)"
-MEANS = r"[\"'`]*\s*(?:s\b)?\s*(?:=|:|->|means?|marks?|to|for|at|where|in|is|are|indicates?|entries|positions?)*\s*"
-SEE = (
-    r"(?:(?:it |they |a |the |that |which |query |token |positions? |pairs? |keys? |tokens? |may |can |should |to be |"
-    r"are |is |be |real )*)(?:keep|kept|attend|attended|visible|allowed|valid|seen|see|not masked|unmasked|"
-    r"real|look)"
+VALUE = re.compile(
+    r"(?<![.\w])(?:(?P<true>true|nonzero|ones(?!\()|1s)|(?P<false>false|zeros(?!\()|0s)\b"
+    r"|(?P<one>1)(?=\s*(?:=|:|->|means?|marks?|for|at|where|is|are|in)\b|\s*(?:=|:|->))"
+    r"|(?P<zero>0)(?=\s*(?:=|:|->|means?|marks?|for|at|where|is|are|in)\b|\s*(?:=|:|->)))",
+    re.IGNORECASE,
 )
-HIDE = (
-    r"(?:(?:it |they |a |the |that |which |query |token |positions? |pairs? |keys? |tokens? |may |can |should |to be |"
-    r"are |is |be )*)(?:mask(?:ed)?(?: out)?|block(?:ed)?|ignored?|hidden|pad(?:ding|ded)?|not attend|"
-    r"not be attended|disallowed|excluded?|forbidden|removed?)"
+MEANING = re.compile(
+    r"(?P<not>\b(?:not|never|cannot|can't|no)\W+(?:(?:be|to|may|allowed)\W+)*)?\b"
+    r"(?:(?P<keep>keep|kept|attend\w*|visible|allowed|valid|seen|see|real|looks?|unmasked|take part|participat\w*|included?)"
+    r"|(?P<block>masked|mask out|block\w*|ignor\w*|hidden|pad|padd\w+|exclu\w*|remov\w*|forbid\w*|disallowed))\b",
+    re.IGNORECASE,
 )
+OTHER = re.compile(r"causal|weights|training|average|bias|batch_first|dropout|default")
+BEFORE = 160  # characters before a value in which the mask must be mentioned
+NEAR = 60  # characters between a value and what it means
 KEEP_NAMES = {"keep", "keep_mask", "visible", "allowed", "valid", "attend", "key_keep"}
 BLOCK_NAMES = {"block_mask", "blocked", "masked", "is_pad"}
 
@@ -74,12 +76,21 @@ def first(patterns: dict[str, str], target_texts: list[tuple[str, str]]) -> Clai
 
 def polarity(target_texts: list[tuple[str, str]]) -> Claim | None:
     """What True, or 1, means in the mask: "keep", "block", or "add" for a mask that is added."""
+    for where, text in target_texts:
+        flat = re.sub(r"\s+", " ", text)
+        for value in VALUE.finditer(flat):
+            before = flat[max(0, value.start() - BEFORE) : value.start()].lower()
+            if not re.search(r"mask(?!ed_fill)[^\n]*$", before) or OTHER.search(before.rpartition("mask")[2]):
+                continue
+            after = re.split(r"[.;)]|, (?:false|true|0|1)\b", flat[value.end() : value.end() + NEAR], flags=re.IGNORECASE)
+            meaning = MEANING.search(after[0])
+            if meaning is None:
+                continue
+            positive = value.group("true") or value.group("one")
+            keeps = bool(meaning.group("keep")) != bool(meaning.group("not"))
+            return Claim("keep" if keeps == bool(positive) else "block", where)
     return first(
-        {
-            "keep": rf"\b{TRUE}\b{MEANS}{SEE}\b|\b{FALSE}\b{MEANS}{HIDE}\b",
-            "block": rf"\b{TRUE}\b{MEANS}{HIDE}\b|\b{FALSE}\b{MEANS}{SEE}\b",
-            "add": r"additive mask|mask,? (?:that is |which is )?added to|added to the (?:attention )?(?:scores|logits)",
-        },
+        {"add": r"additive mask|mask,? (?:that is |which is )?added to|added to the (?:attention )?(?:scores|logits)"},
         target_texts,
     )
 

@@ -1,6 +1,5 @@
 """Examines a target of any kind. Needs torch; the parts that only show a result don't."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +34,6 @@ def examiner(target: Any, options: Options) -> Callable[[Any, str, Options, Prog
     from heedful.checking import attention
 
     kind = options.kind or kind_of(target)
-    if kind == "attention" and not (inspect.isclass(target) or isinstance(target, torch.nn.Module)):
+    if kind == "attention":
         return attention.examine
     raise CannotCheck(f"no examination for {kind}")

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from heedful.checking.calling import CallFailed, Function
+from heedful.checking.calling import CallFailed
 from heedful.checking.cases import SUITES, Shape, plain
 from heedful.checking.claims import Claims
+from heedful.checking.function_calls import Function
 from heedful.checking.problems import CannotCheck
 from heedful.checking.roles import assign, parameters
 
@@ -66,6 +67,18 @@ def function_of(target: Callable[..., Any], options: Options) -> Function:
         if fourth and fourth[0].default in (None, inspect.Parameter.empty) and len(fourth) == 1:
             names["mask"] = fourth[0].name
     return Function(target, names, positional=positional(target), constants=constants(target, names, options))
+
+
+def forward_function(module: torch.nn.Module) -> Callable[..., Any]:
+    """A module without parameters, as the function it is."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    forward.__doc__ = f"{inspect.getdoc(type(module)) or ''}\n{inspect.getdoc(module.forward) or ''}"
+    forward.__name__ = type(module).__name__
+    return forward
 
 
 def positional(target: Callable[..., Any]) -> tuple[str, ...]:

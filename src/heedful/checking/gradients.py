@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from heedful.checking.calling import CallFailed
+from heedful.checking.exam import Exam
 from heedful.checking.search import Evidence, Hypothesis, cast, chain, largest
 from heedful.checking.stages import attend
-from heedful.checking.steps import Exam
 
-SIDES = ("query", "key", "value")
 CLOSE = 1e-3
 
 
@@ -19,8 +18,9 @@ def gradients(exam: Exam) -> None:
     if exam.caller.array != "torch":
         return
     exam.progress("comparing gradients")
-    item, hypothesis = exam.evidence[0], exam.hypotheses[0]
-    names = [exam.caller.names[side] for side in SIDES]
+    item, hypothesis = exam.evidence[0], exam.best
+    inputs = exam.caller.inputs
+    names = list(inputs.values())
     given = exam.caller.arguments(item.case, torch.float32)
     for name in names:
         given[name].requires_grad_()
@@ -32,17 +32,21 @@ def gradients(exam: Exam) -> None:
         return
     direction = torch.randn(found.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     wanted = right_gradients(item, hypothesis, direction)
-    if wanted is None:
+    if wanted is None or not found.isfinite().all():
         return
     if not found.requires_grad:
-        report_missing(exam, list(SIDES))
+        report_missing(exam, names)
         return
     try:
         got = torch.autograd.grad(found, leaves, direction.to(found.dtype), allow_unused=True)
     except RuntimeError as error:
         exam.record.find("gradient-missing", f"backward raises {error}", {"which": "inputs"}, smallest="any input")
         return
-    judge(exam, dict(zip(SIDES, got)), dict(zip(SIDES, wanted)))
+    if len(inputs) == 2:
+        wanted = [wanted[0], wanted[1] + wanted[2]]
+    elif len(inputs) == 1:
+        wanted = [sum(wanted, torch.zeros(()))]
+    judge(exam, dict(zip(names, got)), dict(zip(names, wanted)))
 
 
 def right_gradients(item: Evidence, hypothesis: Hypothesis, direction: Tensor) -> list[Tensor] | None:
@@ -59,15 +63,15 @@ def right_gradients(item: Evidence, hypothesis: Hypothesis, direction: Tensor) -
 
 def judge(exam: Exam, got: dict[str, Tensor | None], wanted: dict[str, Tensor]) -> None:
     """Name the gradients that are missing, and those that are wrong."""
-    missing = [s for s in SIDES if (got[s] is None or not got[s].any()) and wanted[s].abs().max() > 1e-6]
+    missing = [s for s in wanted if (got[s] is None or not got[s].any()) and wanted[s].abs().max() > 1e-6]
     if missing:
         report_missing(exam, missing)
         return
     gaps = {}
-    for side in SIDES:
-        if got[side] is None:
+    for side, gradient in got.items():
+        if gradient is None:
             continue
-        canonical = exam.caller.canonical(got[side].double())
+        canonical = exam.caller.canonical(gradient.double())
         gap = (canonical - wanted[side]).abs().nan_to_num(torch.inf).max().item()
         if gap > CLOSE * largest(wanted[side]):
             gaps[side] = gap

@@ -9,7 +9,8 @@ from heedful.checking.calling import CallFailed, Seen
 from heedful.checking.cases import Case
 from heedful.checking.search import Evidence, largest
 from heedful.checking.stages import Result
-from heedful.checking.steps import Exam, masked_case
+from heedful.checking.exam import Exam
+from heedful.checking.mask_steps import masked_case
 
 HIGH = 200.0  # exp(88) is the largest that float32 holds
 OVERWHELMING = 1e5
@@ -29,12 +30,12 @@ def hazards(exam: Exam) -> None:
 
 def blocking(exam: Exam) -> bool:
     """What True means in this target's mask, as the value that blocks."""
-    return exam.hypotheses[0].reading.mask == "block"
+    return exam.best.reading.mask == "block"
 
 
 def compare(exam: Exam, case: Case) -> tuple[Seen, Result | None, Result | None]:
     """What is seen on a case, what is right, and what a finite number in place of minus infinity would give."""
-    hypothesis = exam.hypotheses[0]
+    hypothesis = exam.best
     seen = exam.caller.observe(case)
     item = Evidence(case, seen, exam.caller.explain)
     return seen, item.predict(hypothesis), item.predict(hypothesis, finite=True)
@@ -53,7 +54,7 @@ def empty_rows(exam: Exam) -> None:
     case = masked_case(exam, passing)
     if passing.over_keys:
         padding = case.padding.clone()
-        padding[-1] = exam.hypotheses[0].reading.padding == "block"
+        padding[-1] = exam.best.reading.padding == "block"
         case = replace(case, padding=padding)
         shown = f"the padding mask of sample {padding.shape[0] - 1} blocks every key"
     else:
@@ -88,11 +89,11 @@ def last_key_blocked(exam: Exam) -> Case | None:
     passing = exam.caller.passing
     if passing is None:
         case = exam.evidence[0].case
-        return case if exam.hypotheses[0].reading.causal is not None else None
+        return case if exam.best.reading.causal is not None else None
     case = masked_case(exam, passing)
     if passing.over_keys:
         padding = case.padding.clone()
-        padding[:, -1] = exam.hypotheses[0].reading.padding == "block"
+        padding[:, -1] = exam.best.reading.padding == "block"
         return replace(case, padding=padding)
     mask = case.mask.clone()
     mask[..., -1] = blocking(exam)
@@ -107,7 +108,7 @@ def masked_nan(exam: Exam) -> None:
     for side in ("value", "key"):
         poisoned = getattr(case, side).clone()
         poisoned[:, :, -1] = torch.nan
-        seen, right, _ = compare(exam, replace(case, **{side: poisoned}))
+        seen, right, _ = compare(exam, case.with_side(side, poisoned))
         if right is None or right.output.shape != seen.output.shape:
             return
         clean = right.output.isfinite()
@@ -123,18 +124,21 @@ def masked_nan(exam: Exam) -> None:
         return
 
 
-def scaled_to(case: Case, score: float) -> Case:
-    """The case with queries so long that the largest score has this size."""
-    groups = case.shape.heads // case.shape.kv_heads
-    logits = (case.query @ case.key.repeat_interleave(groups, 1).mT).abs().max().item()
-    return replace(case, query=case.query * (score * case.shape.head_dim**0.5 / logits))
+def scaled_to(exam: Exam, case: Case, score: float) -> Case:
+    """The case with inputs so large that the largest score has about this size."""
+    for _ in range(3):
+        factor = score / max(exam.largest_score(case), 1e-6)
+        if case.same:
+            factor **= 0.5
+        case = case.with_side("query", case.query * factor)
+    return case
 
 
 def overflow(exam: Exam) -> None:
     """Scores of 200: exp of them is infinite in float32."""
-    if any("normalize" in m.variant.stages or "factor" in m.variant.stages for m in exam.hypotheses[0].made):
+    if any("normalize" in m.variant.stages or "factor" in m.variant.stages for m in exam.best.made):
         return
-    case = scaled_to(exam.evidence[0].case, HIGH)
+    case = scaled_to(exam, exam.evidence[0].case, HIGH)
     seen, right, _ = compare(exam, case)
     if right is not None and right.output.isfinite().all() and not seen.output.isfinite().all():
         exam.record.find(
@@ -147,9 +151,9 @@ def overflow(exam: Exam) -> None:
 
 def overcome(exam: Exam) -> None:
     """Scores of 1e5 that are blocked, against a number like -1e4 in place of minus infinity."""
-    if exam.caller.passing is None or any(m.mistake.family == "mask" for m in exam.hypotheses[0].made):
+    if exam.caller.passing is None or any(m.mistake.family == "mask" for m in exam.best.made):
         return
-    case = scaled_to(masked_case(exam, exam.caller.passing), OVERWHELMING)
+    case = scaled_to(exam, masked_case(exam, exam.caller.passing), OVERWHELMING)
     seen, right, _ = compare(exam, case)
     if right is None or right.output.shape != seen.output.shape or not right.output.isfinite().all():
         return
@@ -165,7 +169,7 @@ def overcome(exam: Exam) -> None:
 
 def precision(exam: Exam) -> None:
     """Few digits inside: under float32 inputs, or worse than plain code under bfloat16."""
-    item, hypothesis = exam.evidence[0], exam.hypotheses[0]
+    item, hypothesis = exam.evidence[0], exam.best
     right = item.predict(hypothesis)
     single = item.predict(hypothesis, torch.float32)
     if right is None or single is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from heedful.checking.calling import CallFailed, Seen
 from heedful.checking.cases import Case
 from heedful.checking.search import largest
-from heedful.checking.steps import Exam
+from heedful.checking.exam import Exam
 
 CLOSE = 1e-4
 
@@ -66,6 +66,8 @@ def outcome_of(exam: Exam, arguments: dict[str, object], case: Case, wanted: Ten
 
 def only(case: Case, samples: slice, queries: slice = slice(None)) -> Case:
     """Some samples and queries of a case."""
+    if case.same:
+        return case.with_side("query", case.query[samples])
     cut = {side: getattr(case, side)[samples] for side in ("query", "key", "value")}
     cut["query"] = cut["query"][:, :, queries]
     for name in ("mask", "padding"):
@@ -83,7 +85,7 @@ def one_sample(exam: Exam) -> None:
         return
     case = only(item.case, slice(0, 1))
     outcome = outcome_of(exam, exam.caller.arguments(case, torch.float32), case, item.seen.output[:1])
-    if outcome and "softmax-over-batch" not in exam.hypotheses[0].names:
+    if outcome and "softmax-over-batch" not in exam.best.names:
         exam.record.find("batch-of-one", "compared with the same sample in a batch",
                          {"where": "alone", "outcome": reworded(outcome)}, smallest="a batch of one")  # fmt: skip
 
@@ -92,13 +94,13 @@ def one_query(exam: Exam) -> None:
     """One query alone, as in decoding."""
     item = exam.evidence[0]
     shape = item.case.shape
-    if shape.queries == shape.keys or exam.hypotheses[0].reading.causal == "start":
+    if shape.queries == shape.keys or exam.best.reading.causal == "start":
         return
     case = only(item.case, slice(None), slice(shape.queries - 1, None))
     axis = 2 if item.seen.form == "bhld" else 1
     wanted = item.seen.output.narrow(axis, shape.queries - 1, 1)
     if any(m.mistake.name.startswith(("softmax-over", "heads-", "operands-", "scale-wrong"))
-           for m in exam.hypotheses[0].made):  # fmt: skip
+           for m in exam.best.made):  # fmt: skip
         return
     outcome = outcome_of(exam, exam.caller.arguments(case, torch.float32), case, wanted)
     if outcome:

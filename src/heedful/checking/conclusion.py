@@ -1,0 +1,69 @@
+"""Writes what an examination of an attention found into its record."""
+
+from heedful.checking.exam import Exam
+from heedful.checking.examination import compared, errors, searched, words_of
+from heedful.checking.search import Hypothesis, Made, showing_variants
+
+LAYOUTS = {
+    "bhld": "(batch, heads, length, size)",
+    "blhd": "(batch, length, heads, size)",
+    "bld": "(batch, length, size)",
+    "ld": "(length, size)",
+    "ble": "(batch, length, features)",
+    "lbe": "(length, batch, features)",
+}
+
+
+def conclude(exam: Exam) -> None:
+    """The mistakes of the best hypothesis, then the conventions."""
+    for made in exam.best.made:
+        report(exam, made)
+    exam.record.convention(f"layout {LAYOUTS[exam.caller.layout]}")
+    causality(exam, exam.best)
+    if exam.best.reading.alibi is not None:
+        how = "distance" if exam.best.reading.alibi == "distance" else "the key's position"
+        exam.record.convention(f"adds ALiBi by {how}")
+    rotary = exam.best.reading.rotary
+    if rotary is not None:
+        exam.record.convention(f"turns queries and keys: {rotary.layout} rotary, base {rotary.base:g}")
+    one_head(exam)
+
+
+def report(exam: Exam, made: Made) -> None:
+    """One mistake, with the error that is left once it is assumed."""
+    name = made.mistake.name
+    if name == "scale-missing" and exam.claims.scaled_query is not None:
+        exam.record.convention("the query comes scaled")
+        return
+    right, assumed = errors(exam.best, exam.evidence, [name])
+    who = exam.claims.causal.where if exam.claims.causal else "the causal flag"
+    exam.record.find(name, compared(right, assumed), words_of(exam.sizes, made) | {"who": who})
+
+
+def causality(exam: Exam, hypothesis: Hypothesis) -> None:
+    """Which end a causal mask is aligned to; hold the target to what it says about causality."""
+    record, reading, claims = exam.record, hypothesis.reading, exam.claims
+    align = reading.causal or reading.flag
+    if align is None:
+        if claims.causal is not None and not any(m.mistake.family == "causal" for m in hypothesis.made):
+            record.find("causal-ignored", "every answer depends on every value", {"who": claims.causal.where})
+        return
+    told = exam.shape.queries != exam.shape.keys
+    always = "always causal" if reading.causal else "causal flag"
+    if told and claims.alignment is not None and claims.alignment.what != align:
+        sizes = f"{exam.shape.queries} queries, {exam.shape.keys} keys"
+        claim = claims.alignment
+        record.find("causal-wrong-end", sizes, {"actual": align, "claim": claim.where, "claimed": claim.what})
+        return
+    record.convention(f"{always}, aligned to the {align}" if told else always)
+
+
+def one_head(exam: Exam) -> None:
+    """With a single head some mistakes can't show."""
+    if exam.shape.heads > 1 or exam.caller.layout in ("bld", "ld"):
+        return
+    entries = searched(["heads", "softmax", "scale", "mask"])
+    showing = {m.name for m in showing_variants(exam.best, exam.evidence, entries)}
+    hidden = [m.name for m in entries if m.name not in showing and ("head" in m.shows or m.family == "heads")]
+    if hidden:
+        exam.record.untold.append(f"with one head: {', '.join(hidden)}")

@@ -1,0 +1,151 @@
+"""How a module is called, and what the right answer of a module with its parameters is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful.checking import cases
+from heedful.checking.calling import Observing, Passing, call_quietly, no_output, tensors_in
+from heedful.checking.cases import Case, Shape
+from heedful.checking.projections import Found, projections
+from heedful.checking.readings import Reading
+from heedful.checking.stages import Call, Linear
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A module as the mathematics sees it: its matrices, and how many heads they are for."""
+
+    found: Found
+    heads: int
+    kv_heads: int
+    known: dict[str, dict[str, Linear] | None] = field(default_factory=dict)
+
+    def matrices(self, order: str) -> dict[str, Linear] | None:
+        """Query, key, value and output matrices when fused ones are read in this order."""
+        if order not in self.known:
+            self.known[order] = projections(self.found, order, self.heads, self.kv_heads)
+        return self.known[order]
+
+    def call(self, case: Case, reading: Reading, form: str) -> Call:
+        """The call as the mathematics sees it."""
+        matrices = self.matrices(reading.order)
+        if matrices is None:
+            raise RuntimeError(f"the fused projection can't be read as {reading.order}")
+        call = reading.call(case, form)
+        query, key, value = call.query[:, 0], call.key[:, 0], call.value[:, 0]
+        return replace(
+            call, query=query, key=key, value=value, heads=self.heads, kv_heads=self.kv_heads,
+            projections=matrices, merged=False,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Module(Observing):
+    """A module with the parameters of its `forward` sorted out.
+
+    Attributes:
+        module: The target, prepared.
+        names: Role to parameter name.
+        view: Its matrices.
+        widths: Features of query, key and value input.
+        layout: "ble" or "lbe".
+        constants: Parameter name to a value that never changes.
+        passing: How a mask is handed over, if at all.
+        modes: Context managers to call it in.
+        array: Modules take tensors.
+    """
+
+    module: nn.Module
+    names: Mapping[str, str]
+    view: View
+    widths: tuple[int, int, int]
+    layout: str = "ble"
+    constants: Mapping[str, object] = field(default_factory=dict)
+    passing: Passing | None = None
+    modes: tuple[Callable[[], Any], ...] = ()
+    array: str = "torch"
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Side of the case to parameter name."""
+        if "query" in self.names and "key" in self.names:
+            return {side: self.names[side] for side in ("query", "key", "value") if side in self.names}
+        if "memory" in self.names:
+            return {"query": self.names.get("input") or self.names["query"], "key": self.names["memory"]}
+        return {"query": self.names.get("input") or self.names["query"]}
+
+    @cached_property
+    def same(self) -> bool:
+        """Whether it attends to its only input."""
+        return len(self.inputs) == 1
+
+    def base(self, shape: Shape) -> Case:
+        """Inputs of these lengths."""
+        case = cases.inputs(shape.batch, shape.queries, shape.keys, self.widths, self.same)
+        return replace(case, value=case.key) if len(self.inputs) == 2 else case
+
+    def arguments(self, case: Case, dtype: torch.dtype) -> dict[str, Any]:
+        """Parameter name to value, for this case."""
+        given: dict[str, Any] = {}
+        for side, name in self.inputs.items():
+            x = getattr(case, side)[:, 0]
+            given[name] = (x.transpose(0, 1) if self.layout == "lbe" else x).to(dtype, copy=True)
+        mask = None if self.passing is None else self.passing.give(case, self.view.heads)
+        if self.passing is not None and mask is not None:
+            given[self.names[self.passing.role]] = mask.to(dtype) if mask.is_floating_point() else mask
+        if "causal" in self.names:
+            given[self.names["causal"]] = case.causal
+        return {**self.constants, **given}
+
+    @property
+    def explain(self) -> Callable[[Case, Reading, str], Call]:
+        """How a case becomes a call of the mathematics."""
+        return self.view.call
+
+    def run(self, arguments: dict[str, Any], seed: int = 0) -> object:
+        """Call the target."""
+        dtypes = {x.dtype for x in arguments.values() if isinstance(x, Tensor) and x.is_floating_point()}
+        wide = dtypes - {torch.float32}
+        module = self.module if not wide else converted(self.module, wide.pop())
+        return call_quietly(module, (), arguments, seed, self.modes)
+
+    def parts(self, result: object, case: Case) -> tuple[Tensor, str, Tensor | None]:
+        """Output, its form, and weights, still attached to the graph."""
+        found = tensors_in(result)
+        batch, queries, keys = case.shape.batch, case.shape.queries, case.shape.keys
+        width = self.out_features
+        for tensor in found:
+            output = tensor.transpose(0, 1) if self.layout == "lbe" and tensor.ndim == 3 else tensor
+            if output.shape != (batch, queries, width):
+                continue
+            shapes = ((batch, self.view.heads, queries, keys), (batch, queries, keys))
+            weights = next((t for t in found if t is not tensor and t.shape in shapes), None)
+            return output, "ble", weights
+        words = f"batch {batch}, queries {queries}, keys {keys}, features {self.widths[0]}"
+        raise no_output(found, result, words)
+
+    @cached_property
+    def out_features(self) -> int:
+        """Features of the output."""
+        matrices = self.view.found.matrices
+        if "output" in matrices:
+            return matrices["output"].weight.shape[0]
+        order = next(o for o in ("", "qkv rhd", "kv rhd") if self.view.matrices(o) is not None)
+        value = self.view.matrices(order)["value"].weight.shape[0]
+        return value * self.view.heads // self.view.kv_heads
+
+    def canonical(self, x: Tensor) -> Tensor:
+        """An input in the target's layout as (B, L, E)."""
+        return x.transpose(0, 1) if self.layout == "lbe" else x
+
+
+def converted(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of the module in another dtype."""
+    import copy
+
+    return copy.deepcopy(module).to(dtype)

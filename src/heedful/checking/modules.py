@@ -1,0 +1,146 @@
+"""Works out how to call a module, and how its parameters are to be read."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from heedful.checking.calling import CallFailed
+from heedful.checking.cases import EQUAL_LENGTHS, SUITES, Shape
+from heedful.checking.functions import Options, constants
+from heedful.checking.module_calls import Module, View
+from heedful.checking.problems import CannotCheck
+from heedful.checking.projections import Found, is_usual, orders
+from heedful.checking.readings import Reading, always_on
+from heedful.checking.roles import NAMES, assign, parameters
+from heedful.checking.stages import Rotation
+
+ROLES = (
+    "query", "key", "value", "input", "memory", "mask", "padding", "bias", "causal", "want_weights", "average",
+    "training", "cache", "use_cache", "start", "dropout",
+)  # fmt: skip
+
+
+def forward_of(module: nn.Module) -> Any:
+    """The method whose parameters say what the module takes; keras has `call`."""
+    method = module.forward
+    if not parameters(method) and hasattr(module, "call"):
+        return module.call
+    return method
+
+
+def heads_of(module: nn.Module, found: Found, options: Options) -> tuple[int, int]:
+    """How many query heads and key heads a module has: told, or read from its attributes and shapes.
+
+    Raises:
+        CannotCheck: It doesn't say.
+    """
+    holders = [module, getattr(module, "config", None), *module.children()]
+    heads = options.heads or attribute(holders, "heads") or separate_heads(module)
+    if heads is None:
+        raise CannotCheck(
+            "I can't find out how many heads it has: there is no attribute like num_heads, n_heads, n_head or heads. "
+            "Say it with --heads NUMBER."
+        )
+    kv_heads = attribute(holders, "kv_heads") or heads
+    if not found.fused and "query" in found.matrices and "key" in found.matrices:
+        ratio = found.matrices["query"].weight.shape[0] / found.matrices["key"].weight.shape[0]
+        kv_heads = round(heads / ratio) if ratio >= 1 else heads
+    return heads, max(1, kv_heads)
+
+
+def attribute(holders: Sequence[object], role: str) -> int | None:
+    """The first whole number among attributes whose names play this role."""
+    for holder in holders:
+        for name in NAMES[role].split():
+            for spelling in (name, f"_{name}"):
+                value = getattr(holder, spelling, None)
+                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                    return value
+    return None
+
+
+def separate_heads(module: nn.Module) -> int | None:
+    """One head when there is no trace of several; their number when they are a list of modules."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList) and "head" in name.lower():
+            return len(child)
+    names = " ".join(n for n, _ in module.named_parameters())
+    return 1 if "head" not in names and not any("head" in n for n in vars(module)) else None
+
+
+def module_of(module: nn.Module, found: Found, options: Options) -> Module:
+    """The module with its parameters sorted out."""
+    forward = forward_of(module)
+    names = assign(forward, ROLES)
+    if "query" not in names and "input" not in names:
+        free = [p.name for p in parameters(forward) if p.default is p.empty]
+        if not free:
+            raise CannotCheck("its forward has no parameter that could be the input. Name it x or query.")
+        names["input"] = free[0]
+    if "query" in names and "key" not in names and "input" not in names:
+        names["input"] = names.pop("query")
+    heads, kv_heads = heads_of(module, found, options)
+    sides = {side: name for side, name in names.items() if side not in ("input", "memory")}
+    ignored = {"cache": None, "use_cache": False, "start": 0}
+    fixed = constants(forward, {**sides, **{r: names[r] for r in ("input", "memory") if r in names}}, options)
+    for role, value in ignored.items():
+        if role in names and any(p.name == names[role] and p.default is p.empty for p in parameters(forward)):
+            fixed[names[role]] = value
+    widths = (found.width("query"), found.width("key"), found.width("value"))
+    return Module(module, names, View(found, heads, kv_heads), widths, constants=fixed)
+
+
+def accepted(module: Module, options: Options) -> dict[Shape, list[Module]]:
+    """For each suite of sizes, the layouts in which the module gave an output of a sensible shape."""
+    suites = [EQUAL_LENGTHS] if module.same else SUITES
+    layouts = [options.layout] if options.layout else ["ble", "lbe"]
+    found: dict[Shape, list[Module]] = {}
+    first = ""
+    for shape in suites:
+        for layout in layouts:
+            trial = replace(module, layout=layout)
+            try:
+                trial.observe(trial.base(shape))
+            except CallFailed as error:
+                first = first or str(error)
+                continue
+            found.setdefault(shape, []).append(trial)
+    if not found:
+        raise CannotCheck(
+            f"every way of calling it that I know failed. The first one, with inputs of shape (batch, length, "
+            f"{module.widths[0]}), gave:\n{first}\nValues for other parameters can be given with --set NAME=VALUE."
+        )
+    return found
+
+
+def always_on_in(module: Module) -> list[Reading]:
+    """What a module may do by itself: orders of a fused matrix, causality, rotations."""
+    found = module.view.found
+    fitting = [o for o in orders(found) if module.view.matrices(o) is not None]
+    basic = always_on()
+    usual = [replace(r, order=o, rare=r.rare or not is_usual(o)) for o in fitting for r in basic if not r.rare or is_usual(o)]
+    turned = [
+        replace(r, rotary=Rotation(layout, base), rare=True)
+        for r in usual
+        if not r.rare and r.alibi is None
+        for layout in ("half", "interleaved")
+        for base in (10000.0, 500000.0)
+    ]
+    return [*usual, *turned]
+
+
+def projection_words(found: Found, order: str) -> list[str]:
+    """The conventions that the parameters show."""
+    words = []
+    if found.fused and order:
+        letters, axes = order.split()
+        names = {"r": "role", "h": "head", "d": "size"}
+        words.append(f"fused projection in the order {', '.join(letters)} ({', '.join(names[a] for a in axes)})")
+    if order == "transposed":
+        words.append("weights used as x @ W")
+    if "output" not in found.matrices:
+        words.append("no output projection")
+    return words
+

@@ -1,0 +1,192 @@
+"""Finds randomness where there should be none, and dropout that does not do what dropout does."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from heedful.checking.calling import CallFailed, Seen
+from heedful.checking.cases import Shape
+from heedful.checking.claims import Claims
+from heedful.checking.construction import DROPOUT
+from heedful.checking.examination import Record
+from heedful.checking.function_calls import Function
+from heedful.checking.module_calls import Module
+from heedful.checking.readings import Reading
+from heedful.checking.stages import split
+
+SAMPLES = 256
+NOTHING = 1e-6
+
+
+class NoDropout(TorchFunctionMode):
+    """Makes torch's own dropout functions hand their input through."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Intercept every call of a torch function."""
+        kwargs = dict(kwargs or {})
+        if func in (torch.dropout, nn.functional.dropout):
+            return args[0] if args else kwargs["input"]
+        if func is nn.functional.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            kwargs.pop("dropout_p", None)
+        return func(*args, **kwargs)
+
+
+class Pattern(NamedTuple):
+    """What dropout does to the weight of an only key: how often it becomes 0, and what it becomes otherwise."""
+
+    zeros: float
+    kept: float
+
+
+def still(record: Record, caller: Any, shape: Shape) -> Any | None:
+    """The caller, with randomness taken out of it if there was some; None when that did not work."""
+    case = caller.base(shape)
+    first, again, other = (caller.observe(case, seed=seed).output for seed in (0, 0, 1))
+    gap = (first - other).abs().nan_to_num(0.0).max().item()
+    if gap <= NOTHING:
+        return caller
+    try:
+        pattern = dropout_pattern(caller, shape)
+    except CallFailed:
+        pattern = None
+    if pattern is not None and pattern.zeros > 0:
+        words = {"difference": gap, "p": pattern.zeros}
+        record.find("dropout-in-eval", f"{pattern.zeros:.0%} of the weights of an only key become 0", words)
+        judge_rescale(record, pattern)
+    else:
+        held = "" if torch.equal(first, again) else ", also with torch's generator held"
+        record.find("not-repeatable", "two equal calls, no dropout in them", {"difference": gap, "held": held})
+    caller = replace(caller, modes=(*caller.modes, NoDropout))
+    first, other = (caller.observe(case, seed=seed).output for seed in (0, 1))
+    return caller if torch.equal(first, other) else None
+
+
+def dropout_pattern(caller: Any, shape: Shape) -> Pattern | None:
+    """Run many samples with a single key, whose weight can only be 1; None when something else goes on."""
+    case = caller.base(replace(shape, batch=SAMPLES, queries=1, keys=1))
+    seen: Seen = caller.observe(case, seed=5)
+    made, wanted = contexts(caller, case, seen)
+    if made is None or wanted is None or made.shape != wanted.shape:
+        return None
+    ratio = (made * wanted).sum(-1) / (wanted * wanted).sum(-1)
+    rest = (made - ratio[..., None] * wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    if rest.max() > 1e-3:
+        return None
+    gone = ratio.abs() < 1e-3
+    kept = ratio[~gone]
+    if kept.numel() == 0 or kept.max() - kept.min() > 1e-3 * kept.max().abs():
+        return None
+    return Pattern(gone.double().mean().item(), kept.mean().item())
+
+
+def contexts(caller: Any, case: Any, seen: Seen) -> tuple[Tensor | None, Tensor | None]:
+    """Per head, what came out of the attention and the value that went in: (B, H, 1, D)."""
+    if isinstance(caller, Function):
+        groups = case.shape.heads // case.shape.kv_heads
+        value = case.value.repeat_interleave(groups, 1)
+        made = seen.output if seen.form == "bhld" else split(seen.output, case.shape.heads)
+        return made, value
+    view = caller.view
+    for order in ("", "qkv rhd", "kv rhd"):
+        call = view.call(case, Reading(order=order), "ble") if view.matrices(order) is not None else None
+        if call is not None:
+            break
+    else:
+        return None, None
+    matrices = call.projections
+    value = call.value @ matrices["value"].weight.double().mT
+    value = value if matrices["value"].bias is None else value + matrices["value"].bias.double()
+    made = seen.output
+    if "output" in matrices:
+        out = matrices["output"]
+        made = made - (0.0 if out.bias is None else out.bias.double())
+        made = made @ torch.linalg.pinv(out.weight.double()).mT
+    value = split(value, view.kv_heads).repeat_interleave(view.heads // view.kv_heads, 1)
+    return split(made, view.heads), value
+
+
+def judge_rescale(record: Record, pattern: Pattern) -> None:
+    """What dropout keeps must grow by 1 / (1 - p)."""
+    wanted = 1 / (1 - pattern.zeros)
+    if abs(pattern.kept - 1.0) < 1e-3 and wanted > 1.02:
+        words = {"p": round(pattern.zeros, 1), "ratio": (1 - pattern.zeros) * pattern.kept}
+        record.find("dropout-without-rescale", f"weights that are kept become {pattern.kept:.2f} times as large", words)
+
+
+def training(record: Record, caller: Any, shape: Shape, claims: Claims, p: float | None) -> None:
+    """Look at dropout in training mode.
+
+    Args:
+        record: Where findings go.
+        caller: How the target is called.
+        shape: Sizes that it takes.
+        claims: What it says about its weights.
+        p: The probability it was built with; None when that is not known.
+    """
+    if p is None or caller.modes or any(f.family == "module" for f in record.mistakes):
+        return
+    patterns = []
+    for trial in in_training(caller):
+        try:
+            pattern = dropout_pattern(trial, shape)
+        except CallFailed:
+            return
+        patterns.append(pattern)
+        if pattern is not None and pattern.zeros > 0:
+            judge_rescale(record, pattern)
+            returned_weights(record, trial, shape, claims)
+            return
+    if patterns and all(q is not None and q.zeros == 0 for q in patterns):
+        record.find("dropout-missing", "training and eval mode give the same answer", {"p": p})
+
+
+def in_training(caller: Any) -> Iterator[Any]:
+    """The caller in training mode; where a module has several dropout layers, with one of them on at a time."""
+    if isinstance(caller, Function):
+        constants = dict(caller.constants) | {caller.names["dropout"]: DROPOUT}
+        if "training" in caller.names:
+            constants[caller.names["training"]] = caller.names["training"] != "deterministic"
+        if "module" in caller.names:
+            constants[caller.names["module"]] = copy.deepcopy(constants[caller.names["module"]]).train()
+        yield replace(caller, constants=constants)
+        return
+    module = copy.deepcopy(caller.module).train()
+    layers = [m for m in module.modules() if isinstance(m, nn.Dropout)]
+    constants = dict(caller.constants) | ({caller.names["training"]: True} if "training" in caller.names else {})
+    if len(layers) < 2:
+        yield replace(caller, module=module, constants=constants)
+        return
+    for chosen in layers:
+        for layer in layers:
+            layer.p = DROPOUT if layer is chosen else 0.0
+        yield replace(caller, module=module, constants=constants)
+
+
+def returned_weights(record: Record, caller: Any, shape: Shape, claims: Claims) -> None:
+    """Whether the weights handed back are those before or after dropout."""
+    weights = caller.observe(caller.base(shape)).weights
+    if weights is None:
+        return
+    if (weights.sum(-1) - 1).abs().max() < 1e-4:
+        return
+    if claims.weights is not None and claims.weights.what == "sum":
+        record.find("weights-dropped", "in training mode their rows don't sum to 1", {"claim": claims.weights.where})
+        return
+    record.convention("weights after dropout")
+
+
+def probability(caller: Any, built: bool) -> float | None:
+    """The dropout probability that is known to be asked for; None when nothing is."""
+    if isinstance(caller, Function):
+        return DROPOUT if "dropout" in caller.names and caller.array == "torch" else None
+    if not isinstance(caller, Module):
+        return None
+    layers = [m.p for m in caller.module.modules() if isinstance(m, nn.Dropout) and m.p > 0]
+    return DROPOUT if built else (max(layers) if layers else None)
