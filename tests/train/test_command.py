@@ -57,7 +57,7 @@ def test_a_run_leaves_a_folder_with_everything(trained):
         *("metrics.jsonl", "tokenizer.json"),
     ]
     assert [entry["step"] for entry in folder.metrics("update")] == list(range(1, 13))
-    assert [entry["step"] for entry in folder.metrics("evaluation")] == [5, 10, 12]
+    assert [entry["step"] for entry in folder.metrics("evaluation")] == [0, 5, 10, 12]
     lines = said.splitlines()
     assert re.fullmatch(r"story.txt: [\d,]+ tokens to learn from, [\d,]+ held out, 3 documents", lines[0])
     assert lines[1] == "10,704 parameters, cosine schedule, seed 0, float32"

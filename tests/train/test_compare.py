@@ -8,6 +8,7 @@ from rich.console import Console
 from heedful.train import compare as comparing
 from heedful.train import terminal
 from heedful.train.compare import Outcome, compare, recipes_for
+from heedful.train.health import HeadHealth, Health
 from heedful.train.problems import Diverged
 
 
@@ -100,3 +101,13 @@ def test_heads_are_told_with_their_history():
         "0.0         induction         ▁▇            0.75  2.50 to 2.50  7.0",
         "0.1         mixed                                 2.50 to 2.50  7.0",
     ]
+
+
+def test_heads_that_change_their_class_are_named():
+    def health(*kinds):
+        return Health((tuple(HeadHealth(1.0, 2.0, 0.1, kind, {}) for kind in kinds),), ())
+
+    first, second = health("mixed", "previous token"), health("induction", "previous token")
+    assert list(terminal.changed_classes(None, first)) == ["layer 0, head 1: mixed -> previous token"]
+    assert list(terminal.changed_classes(first, second)) == ["layer 0, head 0: mixed -> induction"]
+    assert list(terminal.changed_classes(second, second)) == []

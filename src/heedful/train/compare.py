@@ -110,7 +110,8 @@ def compare(
 def _outcome(name: str, recipes: list[Recipe], folders: list[RunFolder]) -> Outcome:
     peak = max(recipes[0].rate(step) for step in range(recipes[0].steps))
     curves = tuple(
-        tuple((entry["step"], entry["loss"]) for entry in folder.metrics("evaluation")) for folder in folders
+        tuple((entry["step"], entry["loss"]) for entry in folder.metrics("evaluation") if entry["step"])
+        for folder in folders
     )
     losses = tuple(min(loss for _, loss in curve) for curve in curves)
     goals = [folder.config["bigram_loss"] - 0.5 for folder in folders]

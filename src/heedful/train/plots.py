@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CLASS_COLORS = {
+    "previous token": "#0072b2",
+    "induction": "#d55e00",
+    "first token": "#009e73",
+    "same token": "#cc79a7",
+    "mixed": "0.85",
+}
 INSTALL = "pip install 'heedful[plot]'"
 
 
@@ -82,35 +89,39 @@ def _loss_and_rate(folder: RunFolder) -> "Figure":
 
 
 def _heads(folder: RunFolder) -> "Figure":
-    """A panel for each layer: the entropy of its heads, with each head's class marked where it changes."""
+    """A row for each layer: the entropy of its heads on the left, the class of each head on the right."""
     evaluations = list(folder.metrics("evaluation"))
-    layers = folder.recipe.num_layers
-    figure = _figure(8, 1 + 2.2 * layers)
-    panels = figure.subplots(layers, 1, sharex=True, squeeze=False)[:, 0]
+    layers, heads = folder.recipe.num_layers, folder.recipe.num_heads
     steps = [entry["step"] for entry in evaluations]
-    for layer, panel in enumerate(panels):
-        for head in range(folder.recipe.num_heads):
+    figure = _figure(10, 1 + 1.8 * layers)
+    panels = figure.subplots(layers, 2, sharex=True, squeeze=False)
+    for layer, (entropies, classes) in enumerate(panels):
+        for head in range(heads):
             seen = [entry["health"]["heads"][layer][head] for entry in evaluations]
-            panel.plot(steps, [one["entropy"] for one in seen], color=f"C{head}", label=f"head {head}")
-            _mark_classes(panel, steps, seen, f"C{head}")
-        panel.set_ylabel(f"layer {layer}\nentropy (nats)")
-    panels[0].legend(ncols=4, fontsize="small")
-    panels[-1].set_xlabel("update")
+            entropies.plot(steps, [one["entropy"] for one in seen], color=f"C{head}", label=f"head {head}")
+            _draw_classes(classes, head, steps, [one["kind"] for one in seen])
+        entropies.set_ylabel(f"layer {layer}\nentropy (nats)")
+        classes.set_yticks(range(heads), [f"head {head}" for head in range(heads)])
+        classes.set_ylim(heads - 0.5, -0.5)
+    panels[0][0].legend(ncols=4, fontsize="small")
+    panels[0][1].set_title("class on the held-out text", fontsize="medium")
+    for panel in panels[-1]:
+        panel.set_xlabel("update")
+    _name_classes(figure)
     return figure
 
 
-def _mark_classes(
-    panel: "Axes", steps: Sequence[int], seen: Sequence[Mapping[str, float | str]], color: str
-) -> None:
-    before = None
-    for step, one in zip(steps, seen, strict=True):
-        if one["kind"] != before:
-            place = (step, one["entropy"])
-            panel.annotate(
-                str(one["kind"]), place, color=color, fontsize=7, xytext=(2, 2), textcoords="offset points"
-            )
-            panel.plot(*place, marker="o", color=color, markersize=3)
-        before = one["kind"]
+def _draw_classes(panel: "Axes", head: int, steps: Sequence[int], kinds: Sequence[str]) -> None:
+    """A bar from each evaluation to the next, in the color of the head's class."""
+    for step, end, kind in zip(steps, [*steps[1:], steps[-1]], kinds, strict=True):
+        panel.barh(head, end - step, left=step, height=0.8, color=CLASS_COLORS.get(kind, "0.85"))
+
+
+def _name_classes(figure: "Figure") -> None:
+    from matplotlib.patches import Patch
+
+    patches = [Patch(color=color, label=kind) for kind, color in CLASS_COLORS.items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize="small")
 
 
 def _figure(width: float, height: float) -> "Figure":

@@ -46,8 +46,9 @@ def start(console: Console, recipe: Recipe, parent: Path) -> int:
 def resume(console: Console, path: Path) -> int:
     """The rest of a run that was stopped."""
     trainer = Trainer.resume(path)
-    console.print(
-        f"Continuing {trainer.folder.path} after {trainer.state.step} of {trainer.recipe.steps} updates."
+    say(
+        console,
+        f"Continuing {trainer.folder.path} after {trainer.state.step} of {trainer.recipe.steps} updates.",
     )
     return _run(console, trainer)
 
@@ -68,8 +69,10 @@ def _run(console: Console, trainer: Trainer) -> int:
             task = progress.add_task(
                 "training", total=recipe.steps, completed=trainer.state.step, loss=0.0, speed=0.0
             )
+            health = None
             for update in trainer.updates():
-                terminal.show_update(progress, task, trainer, update)
+                terminal.show_update(progress, task, trainer, update, health)
+                health = update.evaluation.health if update.evaluation else health
                 if interrupts.received is not None:
                     break
     except Diverged:
@@ -92,7 +95,7 @@ def _finish(console: Console, trainer: Trainer) -> None:
         say(console, f"\nPlots: {', '.join(file.name for file in written)}")
     except RunProblem as problem:
         say(console, f"\n{problem}")
-    if state.best_step == 0:
+    if state.step == 0:
         return
     below = folder.config["bigram_loss"] - state.best_loss
     early = (

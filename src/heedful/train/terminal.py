@@ -1,7 +1,7 @@
 """What a run says in the terminal: a bar, a line per evaluation, and the small plots at the end."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from heedful.train.compare import Outcome
 from heedful.train.curves import Curves
+from heedful.train.health import Health
 from heedful.train.recipe import Recipe
 from heedful.train.run_folder import RunFolder
 from heedful.train.trainer import Evaluation, Trainer, Update
@@ -32,15 +33,29 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def show_update(progress: Progress, task: TaskID, trainer: Trainer, update: Update) -> None:
-    """Move the bar; print what an evaluation found."""
+def show_update(
+    progress: Progress, task: TaskID, trainer: Trainer, update: Update, before: Health | None
+) -> None:
+    """Move the bar; print what an evaluation found, and which heads have changed since the one before."""
     speed = trainer.recipe.tokens_per_step / update.seconds
     progress.update(task, completed=update.step, loss=trainer.state.average, speed=speed)
-    if update.evaluation is not None:
-        line = evaluation_line(update.step, update.evaluation)
-        progress.console.print(line, no_wrap=True, overflow="ellipsis")
-        for warning in update.evaluation.health.warnings:
-            progress.console.print(f"[yellow]{warning}[/yellow]")
+    if update.evaluation is None:
+        return
+    line = evaluation_line(update.step, update.evaluation)
+    progress.console.print(line, no_wrap=True, overflow="ellipsis")
+    for change in changed_classes(before, update.evaluation.health):
+        progress.console.print(Text(f"        {change}", "cyan"))
+    for warning in update.evaluation.health.warnings:
+        progress.console.print(Text(warning, "yellow"))
+
+
+def changed_classes(before: Health | None, after: Health) -> Iterator[str]:
+    """A sentence for each head whose class is new."""
+    for layer, heads in enumerate(after.heads):
+        for number, head in enumerate(heads):
+            old = "mixed" if before is None else before.heads[layer][number].kind
+            if head.kind != old:
+                yield f"layer {layer}, head {number}: {old} -> {head.kind}"
 
 
 def evaluation_line(step: int, evaluation: Evaluation) -> Text:
@@ -109,7 +124,13 @@ def sparkline(values: Sequence[float], low: float, high: float, *, plain: bool =
 def comparison_table(outcomes: Iterable[Outcome], seeds: int) -> Table:
     """A row per schedule, over its seeds."""
     table = Table(title=f"Lowest held-out loss, mean and spread over {seeds} seeds", title_justify="left")
-    for column in ("schedule", "peak rate", "held-out loss", "updates until 0.5 nats below pairs", "diverged"):
+    for column in (
+        "schedule",
+        "peak rate",
+        "held-out loss",
+        "updates until 0.5 nats below pairs",
+        "diverged",
+    ):
         table.add_column(column, justify="left" if column == "schedule" else "right")
     for outcome in outcomes:
         loss = "" if math.isnan(outcome.mean) else f"{outcome.mean:.3f} ± {outcome.spread:.3f}"

@@ -81,7 +81,7 @@ class Trainer:
 
     @classmethod
     def start(cls, recipe: Recipe, parent: Path) -> "Trainer":
-        """A new run, in a new folder inside `parent`, already saved once."""
+        """A new run, in a new folder inside `parent`, evaluated and saved before its first update."""
         corpus = load_corpus(recipe.text, kind=recipe.tokens)
         require_length(corpus, recipe.context)
         facts = {
@@ -91,7 +91,7 @@ class Trainer:
             "torch": torch.__version__,
         }
         trainer = cls(recipe, corpus, RunFolder.create(parent, recipe, corpus.tokenizer, facts))
-        trainer.save()
+        trainer.evaluate()
         return trainer
 
     @classmethod
