@@ -184,6 +184,7 @@ def test_a_gradient_after_a_change_in_place_raises_or_is_right(changed: int, bac
     try:
         found = torch.autograd.grad(output.sin().sum(), leaves)
     except RuntimeError as error:
-        assert "modified by an inplace operation" in str(error)
+        if "modified by an inplace operation" not in str(error):
+            raise
     else:
         torch.testing.assert_close(found, expected)
