@@ -37,6 +37,7 @@ class Panel:
         value: (B, G, keys, Ev), the value rows of these keys.
         call: The call it is a part of.
         place: Batch, head and row slices: where the panel lies in the tensors of the call.
+        scratch: Memory of the shape of `weights` to work in, where nothing is recorded for gradients; else None.
         edited: Whether `weights` differ from exp(logits - logsumexp).
     """
 
@@ -48,6 +49,7 @@ class Panel:
     value: Tensor
     call: Any
     place: tuple[slice, slice, slice]
+    scratch: Tensor | None = None
     edited: bool = False
 
     def edited_by(self, edits: Sequence[Edit]) -> "Panel":

@@ -52,9 +52,12 @@ class Entropy(Reduction):
         if panel.edited:
             return torch.special.entr(panel.weights).sum(-1)
         logsumexp = panel.logsumexp.masked_fill(panel.logsumexp == -torch.inf, 0)
-        # A surprise of 1000 belongs to a weight that is 0 in float64 too; the bound keeps 0 * surprise exact.
+        if panel.scratch is not None:
+            surprise = torch.sub(logsumexp[..., None], panel.logits, out=panel.scratch)
+            return surprise.mul_(panel.weights).sum(-1)
+        # A surprise of 1000 belongs to a weight that is 0 in float64 too; the bound keeps gradients finite.
         surprise = (logsumexp[..., None] - panel.logits).clamp(max=1000)
-        return torch.linalg.vecdot(panel.weights, surprise)
+        return (surprise * panel.weights).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -100,20 +103,21 @@ class TopK(Reduction):
         return TopKResult(*total)
 
 
-def largest(x: Tensor, k: int) -> Tensor:
-    """Indices of the k largest along the last axis, largest first, in any order among equals.
+def largest(x: Tensor, k: int, ordered: bool = True) -> Tensor:
+    """Indices of the k largest along the last axis, in any order among equals, largest first if `ordered`.
 
     The k largest lie in the k groups of 8 with the largest maxima, so a long row is searched by its groups first.
     """
     width = x.shape[-1]
     groups = width // 8
     if groups < 4 * k:
-        return x.topk(k, -1).indices
-    best = largest(x[..., : 8 * groups].unflatten(-1, (8, groups)).amax(-2), k)
-    candidates = [best + member * groups for member in range(8)]
-    candidates += [torch.full_like(best[..., :1], last) for last in range(8 * groups, width)]
-    places = torch.cat(candidates, -1)
-    return places.gather(-1, x.gather(-1, places).topk(k, -1).indices)
+        return x.topk(k, -1, sorted=ordered).indices
+    best = largest(x[..., : 8 * groups].unflatten(-1, (8, groups)).amax(-2), k, ordered=False)
+    places = (best[..., None] + torch.arange(0, 8 * groups, groups, device=x.device)).flatten(-2)
+    if width > 8 * groups:
+        last = torch.arange(8 * groups, width, device=x.device)
+        places = torch.cat([places, last.expand(*best.shape[:-1], -1)], -1)
+    return places.gather(-1, x.gather(-1, places).topk(k, -1, sorted=ordered).indices)
 
 
 @dataclass(frozen=True)

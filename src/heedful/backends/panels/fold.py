@@ -99,6 +99,7 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
         part.of_keys(call.value),
         call,
         (part.batch, part.heads, part.index),
+        scratch=buffers.get("scratch", *weights.shape) if asked else None,
     )
 
 

@@ -107,9 +107,9 @@ def _through_questions(
     ]
     with torch.enable_grad():
         weights, logits, logsumexp, value = leaves
-        local = replace(panel, weights=weights, logits=logits, logsumexp=logsumexp, value=value).edited_by(
-            job.call.edits
-        )
+        local = replace(
+            panel, weights=weights, logits=logits, logsumexp=logsumexp, value=value, scratch=None
+        ).edited_by(job.call.edits)
         outputs = [(local.weights, weights_grad)]
         for reduction, answers, grads in asked:
             contributions = tree_leaves(reduction.panel(local))
