@@ -208,6 +208,25 @@ def test_help_needs_neither_torch_nor_a_model():
 
 
 @needs_model
+def test_see_loads_nothing_that_it_does_not_need():
+    """sympy and transformers would each add half a second or more to every run."""
+    code = """
+        import sys
+        from heedful.cli import app
+        app(["see", "hi there"], standalone_mode=False)
+        print({"sympy", "transformers", "pandas", "matplotlib"} & set(sys.modules), file=sys.stderr)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stderr == "set()\n"
+
+
+@needs_model
 def test_color_is_for_those_who_want_it(loaded_once):
     """Plain where there is no terminal; colored if forced; with NO_COLOR no colors, though bold remains."""
     plain = heedful("see", ANIMAL).stdout

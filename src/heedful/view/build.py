@@ -148,7 +148,7 @@ def _choose(reading: Reading, answers: Answers, heads: Summaries, given: tuple[i
     if not by_position.all():
         values = values.masked_fill(by_position[..., None, None], 0)
     kind, scores = telling(values, keys, queries, Words(reading.tokens))
-    best = torch.unravel_index(scores.argmax(), scores.shape)
+    best = _place_of(int(scores.argmax()), scores.shape)
     at = [int(i) + (part.start or 0) for i, part in zip(best, open_to, strict=False)]
     link = Link(at[2], int(keys[best]), float(values[best]))
     return Choice(at[0], at[1], at[2], link, kind, *(number is not None for number in given))
@@ -227,9 +227,18 @@ def _strongest(reading: Reading, answers: Answers, choice: Choice) -> tuple[Link
     values, keys = answers.values[choice.layer, choice.head], answers.keys[choice.layer, choice.head]
     _, scores = telling(values, keys, torch.arange(len(values)), Words(reading.tokens))
     best = values.where(scores > 0, 0).flatten().topk(min(NUM_LINKS, values.numel()))
-    rows, columns = torch.unravel_index(best.indices, values.shape)
-    return tuple(
-        Link(int(i), int(keys[i, j]), weight)
-        for i, j, weight in zip(rows, columns, best.values.tolist(), strict=True)
-        if weight > 1 / len(values)
-    )
+    links = []
+    for index, weight in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        query, column = _place_of(index, values.shape)
+        if weight > 1 / len(values):
+            links.append(Link(query, int(keys[query, column]), weight))
+    return tuple(links)
+
+
+def _place_of(index: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Where a flat index lies. `torch.unravel_index` would load sympy for it, which takes half a second."""
+    place = []
+    for size in reversed(shape):
+        index, at = divmod(index, size)
+        place.append(at)
+    return tuple(reversed(place))
