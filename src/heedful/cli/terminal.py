@@ -60,7 +60,7 @@ def write_lines(lines: Sequence["Text | str"]) -> None:
     """Write lines, in color where the terminal has it and NO_COLOR does not forbid it."""
     from rich.console import Console
 
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         for line in lines:
             console.print(line, soft_wrap=True)

@@ -127,13 +127,12 @@ def legend(page: Page) -> list[Text]:
 def chosen_head(page: Page) -> list[Text]:
     """The chosen head in words: where it looks, and why this head."""
     choice, head = page.picture.choice, page.picture.summary
-    shares = sorted(head.places.items(), key=lambda item: -item[1])[:4]
-    parts = [f"{share:.2f} to {PLACE_NAMES[place]}" for place, share in shares if share >= 0.05]
-    parts[0] = parts[0].replace(" to ", " of its weight to ", 1)
-    line = Text(f"Layer {choice.layer}, head {choice.head}", style="bold")
-    line.append(
-        f" gives {', '.join(parts)}. Its entropy is {head.entropy:.2f} of the largest possible.",
-        style="not bold",
+    (place, share), *others = sorted(head.places.items(), key=lambda item: -item[1])[:4]
+    gives = [f"{share:.2f} of its weight to {PLACE_NAMES[place]}"]
+    gives += [f"{share:.2f} to {PLACE_NAMES[place]}" for place, share in others if share >= 0.05]
+    entropy = f"Its entropy is {head.entropy:.2f} of the largest possible."
+    line = Text.assemble(
+        (f"Layer {choice.layer}, head {choice.head}", "bold"), f" gives {', '.join(gives)}. {entropy}"
     )
     return paragraph(line, page.width) + paragraph(Text(_reason(page)), page.width)
 
