@@ -90,8 +90,7 @@ class Pooled(Reduction):
     def panel(self, panel):
         weights = panel.weights
         if self.by_value_norm:
-            norms = panel.value_norms[..., None, :]
-            weights = torch.where(weights == 0, 0, weights * norms)
+            weights = weights * panel.value_norms[..., None, :].masked_fill(weights == 0, 0)
         place = panel.place[2]
         num_rows = panel.call.query.shape[2]
         row_blocks = torch.arange(place.start, place.stop, device=weights.device) * self.rows // num_rows

@@ -41,7 +41,7 @@ class Received(Reduction):
     def panel(self, panel):
         received = panel.weights.amax(-2) if self.how == "max" else panel.weights.sum(-2)
         if self.by_value_norm:
-            received = torch.where(received == 0, 0, received * panel.value_norms)
+            received = received * panel.value_norms.masked_fill(received == 0, 0)
         if self.how != "mean":
             return received
         return received, panel.visible.sum(-2).to(received.dtype)

@@ -82,7 +82,7 @@ class Panel:
     @property
     def value_norms(self) -> Tensor:
         """Length of the value row that each weight carries, (B, H, keys)."""
-        norms = torch.linalg.vector_norm(self.value, dim=-1)
+        norms = value_norms(self.value)
         return norms.repeat_interleave(self.weights.shape[1] // max(norms.shape[1], 1), 1)
 
     def spread(self, x: Tensor) -> Tensor:
@@ -123,6 +123,13 @@ class Reduction:
     def finish(self, total: Any, call: Any) -> Any:
         """The answer, from the merged contributions of all panels."""
         return total
+
+
+def value_norms(value: Tensor) -> Tensor:
+    """Length of each row, (..., keys); a row that is not finite has the length NaN and takes no gradient."""
+    finite = torch.isfinite(value).all(-1)
+    norms = torch.linalg.vector_norm(torch.where(finite[..., None], value, 0), dim=-1)
+    return torch.where(finite, norms, torch.nan)
 
 
 def spread(x: Tensor, spans: tuple[range, ...], num_keys: int, dim: int, nothing: float = 0.0) -> Tensor:

@@ -67,7 +67,7 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
     for term in call.bias:
-        logits = logits + torch.cat([term.bias(part.rows, span).to(call.dtype) for span in part.spans], -1)
+        logits = add_bias(logits, [term.bias(part.rows, span).to(call.dtype) for span in part.spans], buffers)
     logits = fill_masked(logits, part, -torch.inf, buffers)
 
     nobody = None
@@ -101,6 +101,15 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
         (part.batch, part.heads, part.index),
         scratch=buffers.get("scratch", *weights.shape) if asked else None,
     )
+
+
+def add_bias(logits: Tensor, columns: list[Tensor], buffers: Buffers) -> Tensor:
+    """Scores plus bias, in which -inf forbids whatever the score is, NaN too."""
+    bias = torch.cat(columns, -1) if len(columns) > 1 else columns[0]
+    forbidden = bias == -torch.inf
+    if buffers.on and not bool(forbidden.any()):
+        return logits + bias
+    return (logits + bias).masked_fill(forbidden, -torch.inf)
 
 
 def fill_masked(x: Tensor, part: Part, number: float, buffers: Buffers) -> Tensor:
@@ -139,7 +148,7 @@ def fold(call: Call, reductions: tuple[Reduction, ...], need_output: bool, buffe
     A masked NaN or infinity shows in the output at once, so only then is the fold run again with care.
     """
     results = _fold(call, reductions, need_output, buffered, careful=False)
-    if need_output and not all_finite(results[0]):
+    if need_output and not _exact.all_finite(results[0]):
         results = _fold(call, reductions, need_output, buffered, careful=True)
     return results
 
@@ -159,12 +168,3 @@ def _fold(
         for reduction, total in zip(reductions, totals, strict=True):
             total.add(part, tree_map(buffers.own, reduction.panel(panel)))
     return [output.result() if need_output else None, *(total.result() for total in totals)]
-
-
-def all_finite(x: Tensor) -> bool:
-    """Whether every number is finite, read through the wrappers of torch.func; True where numbers cannot be read."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
-    if torch.compiler.is_compiling() or x.device.type == "meta":
-        return True
-    return bool(torch.isfinite(x.detach()).all())

@@ -11,7 +11,7 @@ from ..._call import Call, TensorBias
 from ...reductions import Panel, Reduction
 from .. import _exact
 from .._dropout import keep_scale
-from .fold import Buffers, all_finite, attend, grouped, scaled_query
+from .fold import Buffers, attend, grouped, scaled_query
 from .plan import Part, plan
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def gradient(
 ) -> list[Tensor | None]:
     """Gradients of `job.tensors`, from the results of the fold and the gradients of those."""
     found = _gradient(job, results, grads, careful=False)
-    if not all(tensor is None or all_finite(tensor) for tensor in found):
+    if not all(tensor is None or _exact.all_finite(tensor) for tensor in found):
         found = _gradient(job, results, grads, careful=True)
     return found
 
