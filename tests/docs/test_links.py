@@ -19,3 +19,10 @@ def test_a_link_leads_to_a_file(page: Path) -> None:
 
 def test_the_readme_fits_two_screens() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= SCREENS * LINES_PER_SCREEN
+
+
+def test_the_index_lists_every_decision_by_its_title() -> None:
+    folder = ROOT / "docs" / "decisions"
+    titles = {p.name: p.read_text().splitlines()[0].split(": ", 1)[1] for p in folder.glob("0*.md")}
+    index = (folder / "index.md").read_text()
+    assert [name for name, title in titles.items() if f"]({name}) | {title} |" not in index] == []
