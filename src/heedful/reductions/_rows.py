@@ -50,7 +50,8 @@ class Entropy(Reduction):
 
     def panel(self, panel):
         if panel.edited:
-            return torch.special.entr(panel.weights).sum(-1)
+            # -p ln p is 0 at 0, but its derivative is not finite there
+            return torch.special.entr(panel.weights.masked_fill(panel.weights == 0, 1)).sum(-1)
         logsumexp = panel.logsumexp.masked_fill(panel.logsumexp == -torch.inf, 0)
         if panel.scratch is not None:
             surprise = torch.sub(logsumexp[..., None], panel.logits, out=panel.scratch)
