@@ -16,9 +16,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.en
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each pytest-xdist worker its share of the cores; torch would take them all."""
+    """Give each pytest-xdist worker, and what it starts, its share of the cores; torch would take them all."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

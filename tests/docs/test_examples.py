@@ -23,7 +23,7 @@ def promised(script: Path) -> str | None:
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_prints_what_it_promises(script: Path, tmp_path: Path) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         capture_output=True,

@@ -40,7 +40,12 @@ def run_block(block: Block, page: Path, namespace: dict[str, object]) -> str:
     except Exception as error:
         line = traceback.extract_tb(error.__traceback__)[1].lineno
         pytest.fail(f"{page}:{line}: {type(error).__name__}: {error}", pytrace=False)
-    return printed.getvalue()
+    return without_trailing_space(printed.getvalue())
+
+
+def without_trailing_space(text: str) -> str:
+    """Lines as an editor leaves them: no space at their ends, a line break at the last."""
+    return "".join(line.rstrip() + "\n" for line in text.splitlines())
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
@@ -52,7 +57,9 @@ def test_the_programs_of_a_page_print_what_it_shows(
     for block in blocks(page):
         if block.language == "python":
             printed = run_block(block, page, namespace)
-            assert printed == (block.shown or ""), f"{name_of(page)}, block at line {block.line}"
+            assert printed == without_trailing_space(block.shown or ""), (
+                f"{name_of(page)}, block at line {block.line}"
+            )
 
 
 @pytest.mark.parametrize(("page", "command", "shown"), COMMANDS)
@@ -63,7 +70,9 @@ def test_a_command_prints_what_the_page_shows(page: Path, command: str, shown: s
     done = subprocess.run(
         run, capture_output=True, text=True, timeout=110, cwd=ROOT, env=environment, check=False
     )
-    assert matches(shown, done.stdout), done.stdout + done.stderr
+    assert matches(without_trailing_space(shown), without_trailing_space(done.stdout)), (
+        done.stdout + done.stderr
+    )
     assert done.returncode == 0
 
 
