@@ -1,6 +1,6 @@
 """Position encodings, trained alike: held-out loss at the length of training, and at twice that.
 
-    python benchmarks/train_positions.py --steps 600 --seeds 3
+    python benchmarks/train_positions.py --steps 400 --seeds 3
 
 A Markdown table is printed, with mean and spread over the seeds. The learned table of positions is left out: it ends
 where training ended.
@@ -28,17 +28,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
     base = Recipe(
+        num_layers=2,
+        embed_dim=64,
         context=arguments.context,
-        batch=max(1, 2048 // arguments.context),
+        batch=max(1, 1024 // arguments.context),
         steps=arguments.steps,
+        warmup=60,
+        lr=0.006,
         eval_every=arguments.steps,
         patience=None,
         echo=0.0,

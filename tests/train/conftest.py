@@ -24,10 +24,11 @@ WORDS = [
 ]
 
 
-def story(sentences=60):
-    """Sentences with a little order in them, in three documents."""
+@pytest.fixture(scope="session")
+def story():
+    """Sixty sentences with a little order in them, in three documents."""
     lines = [
-        " ".join(WORDS[(7 * i + k) % len(WORDS)] for k in range(5 + i % 7)) + "." for i in range(sentences)
+        " ".join(WORDS[(7 * i + k) % len(WORDS)] for k in range(5 + i % 7)) + "." for i in range(60)
     ]
     third = len(lines) // 3
     parts = (lines[:third], lines[third : 2 * third], lines[2 * third :])
@@ -35,9 +36,9 @@ def story(sentences=60):
 
 
 @pytest.fixture
-def text_file(tmp_path):
+def text_file(tmp_path, story):
     path = tmp_path / "story.txt"
-    path.write_text(story())
+    path.write_text(story)
     return path
 
 

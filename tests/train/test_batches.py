@@ -37,10 +37,10 @@ def test_targets_are_the_next_inputs():
 
 def test_a_batch_depends_on_the_step_alone():
     tokens = numbers(1000)
-    forwards, backwards = Batches(tokens, BEGIN, 9, 4, 7, 0.5), Batches(tokens, BEGIN, 9, 4, 7, 0.5)
-    ahead = {step: forwards.at(step) for step in range(90)}
+    forwards, backwards = Batches(tokens, BEGIN, 9, 4, 7), Batches(tokens, BEGIN, 9, 4, 7)
+    ahead = {step: forwards.at(step, echo=0.5) for step in range(90)}
     for step in reversed(range(90)):
-        assert torch.equal(ahead[step].inputs, backwards.at(step).inputs)
+        assert torch.equal(ahead[step].inputs, backwards.at(step, echo=0.5).inputs)
     assert not torch.equal(Batches(tokens, BEGIN, 9, 4, 8).at(0).inputs, forwards.at(0).inputs)
 
 
@@ -82,11 +82,10 @@ def test_evaluation_goes_through_the_text_in_order():
 def test_echoes_repeat_their_first_part_and_are_one_document():
     tokens = torch.randint(0, 90, (4000,), dtype=torch.int32)
     tokens[::5] = BEGIN
-    batches = Batches(tokens, BEGIN, 32, 50, seed=3, echo=0.4)
-    plain = Batches(tokens, BEGIN, 32, 50, seed=3)
+    batches = Batches(tokens, BEGIN, 32, 50, seed=3)
     echoes, periods = 0, set()
     for step in range(8):
-        batch, before = batches.at(step), plain.at(step)
+        batch, before = batches.at(step, echo=0.4), batches.at(step)
         window = torch.cat([batch.inputs, batch.targets[:, -1:]], 1)
         for row in range(50):
             if torch.equal(batch.inputs[row], before.inputs[row]):

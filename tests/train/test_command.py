@@ -32,11 +32,12 @@ def heedful(*arguments):
     )
 
 
-@pytest.fixture
-def trained(text_file, tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, story):
     """The folder of runs after one run of twelve updates, and what was said."""
-    runs = tmp_path / "runs"
-    said = heedful("train", "--text", text_file, *SMALL, "--steps", 12, "--runs", runs)
+    runs, text = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("text") / "story.txt"
+    text.write_text(story)
+    said = heedful("train", "--text", text, *SMALL, "--steps", 12, "--runs", runs)
     assert said.exit_code == 0, said.output
     return runs, said.output
 
@@ -126,6 +127,7 @@ def test_problems_are_messages_and_exit_codes(text_file, tmp_path):
         assert said.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_so_after_its_plots(text_file, tmp_path):
     said = heedful(
         *("train", "--text", text_file, *SMALL, "--runs", tmp_path / "runs"),
@@ -136,6 +138,7 @@ def test_a_run_that_diverges_says_so_after_its_plots(text_file, tmp_path):
     assert "Loss, in nats per token" in said.stdout
 
 
+@pytest.mark.slow
 def test_find_lr_suggests_a_rate(text_file):
     said = heedful("train", "--text", text_file, *SMALL, "--find-lr")
     assert said.exit_code == 0, said.output
@@ -143,6 +146,7 @@ def test_find_lr_suggests_a_rate(text_file):
     assert 1e-4 < suggested < 0.3
 
 
+@pytest.mark.slow
 def test_compare_gives_one_table_and_one_plot(text_file, tmp_path):
     said = heedful(
         *("train", "--text", text_file, *SMALL, "--runs", tmp_path, "--steps", 10),
@@ -181,7 +185,7 @@ def test_schedules_are_listed_and_shown():
     assert "update 0" in drawn[12]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_stopped_by_a_signal_it_saves_and_continues(text_file, tmp_path, number):
     """A real process gets a real signal in the middle of a run."""
     runs = tmp_path / "runs"

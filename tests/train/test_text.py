@@ -80,12 +80,12 @@ def test_bigram_loss_is_that_of_the_table_of_pairs():
     chain = torch.rand(7, 7, generator=generator) ** 6 + 1e-3
     chain /= chain.sum(1, keepdim=True)
     ids = [0]
-    for _ in range(40_000):
+    for _ in range(12_000):
         ids.append(int(torch.multinomial(chain[ids[-1]], 1, generator=generator)))
     ids = torch.tensor(ids, dtype=torch.int32)
     stationary = torch.linalg.matrix_power(chain.double(), 200)[0]
     entropy = -(stationary[:, None] * chain * chain.log()).sum().item()
-    assert bigram_cross_entropy(ids[:30_000], ids[30_000:], 7) == pytest.approx(entropy, abs=0.03)
+    assert bigram_cross_entropy(ids[:9_000], ids[9_000:], 7) == pytest.approx(entropy, abs=0.05)
 
 
 def test_bigram_loss_of_pairs_never_seen_is_finite():

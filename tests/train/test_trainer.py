@@ -34,6 +34,7 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 def test_it_learns(small, tmp_path):
     """It learns more than a table of pairs can hold."""
     going, updates = run(small(steps=200, lr=0.02, eval_every=25, batch=8, embed_dim=32, echo=0.0), tmp_path)
@@ -69,7 +70,7 @@ def test_a_run_leaves_torchs_generator_alone(small, tmp_path):
     assert torch.equal(torch.rand(4), expected)
 
 
-@pytest.mark.parametrize("stop", [1, 4, 5, 11])
+@pytest.mark.parametrize("stop", [1, 5, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (4, 8, 11))])
 def test_stopped_anywhere_and_resumed_equals_uninterrupted(small, tmp_path, stop):
     recipe = small(dropout=0.1, accumulate=2, num_kv_heads=1)
     whole, _ = run(recipe, tmp_path / "whole")
@@ -124,6 +125,7 @@ def test_gradients_are_clipped_before_the_update(small, tmp_path):
     assert after.norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_stops_early_when_evaluations_get_no_better(small, tmp_path):
     going, updates = run(small(steps=400, lr=0.03, eval_every=4, patience=2, echo=0.0), tmp_path)
     losses = [update.evaluation.loss for update in updates if update.evaluation]
@@ -163,6 +165,7 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(small, tm
     assert checkpoint.load(folder.last)[1]["step"] == 5
 
 
+@pytest.mark.slow
 def test_a_loss_that_runs_away_stops(small, tmp_path):
     with pytest.raises(Diverged, match=r"^Training diverged at step \d+: the smoothed loss is \d"):
         run(small(steps=400, lr=3.0, warmup=60, clip=100.0, patience=None), tmp_path)

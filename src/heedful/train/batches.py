@@ -50,32 +50,33 @@ class Batches:
         context: Length of a window.
         size: Windows per batch.
         seed: Decides the order and the offsets.
-        echo: Share of the windows that say their first part, 4 tokens to half of the window, again and again. That
-            rewards looking back for what came next, so that induction heads form in minutes.
 
     Cost:
         The order of one epoch is kept: 8 bytes per window.
     """
 
-    def __init__(
-        self, tokens: Tensor, begin: int, context: int, size: int, seed: int = 0, echo: float = 0.0
-    ) -> None:
+    def __init__(self, tokens: Tensor, begin: int, context: int, size: int, seed: int = 0) -> None:
         if len(tokens) <= context:
             raise ValueError(
                 f"Batches(): a context of {context} needs more tokens than that, got {len(tokens)}."
             )
-        self.tokens, self.begin, self.context, self.size = tokens, begin, context, size
-        self.seed, self.echo = seed, echo
+        self.tokens, self.begin, self.context, self.size, self.seed = tokens, begin, context, size, seed
         self.windows = max(1, (len(tokens) - 1) // context - 1)
         self._epoch = -1
         self._starts = torch.empty(0, dtype=torch.int64)
 
-    def at(self, step: int) -> Batch:
-        """The batch of a step, counted from 0."""
+    def at(self, step: int, echo: float = 0.0) -> Batch:
+        """The batch of a step, counted from 0.
+
+        Args:
+            step: Which one.
+            echo: Share of its windows that say their first part, 4 tokens to half of the window, again and again. That
+                rewards looking back for what came next, so that induction heads form in minutes.
+        """
         numbers = range(step * self.size, (step + 1) * self.size)
         windows = self._windows(torch.stack([self._start(number) for number in numbers]))
         generator = torch.Generator().manual_seed(derived_seed(self.seed, "echo", step))
-        echoes = torch.tensor([self._echo(window, generator) for window in windows])
+        echoes = torch.tensor([self._echo(window, echo, generator) for window in windows])
         return self._batch(windows, echoes)
 
     def in_order(self, most: int | None = None) -> Iterator[Batch]:
@@ -99,10 +100,10 @@ class Batches:
         """The windows that begin at `starts`, each with one token more than the context."""
         return self.tokens[starts[:, None] + torch.arange(self.context + 1)].long()
 
-    def _echo(self, window: Tensor, generator: torch.Generator) -> bool:
+    def _echo(self, window: Tensor, share: float, generator: torch.Generator) -> bool:
         """By chance, repeat the first part of a window over the rest of it, and say whether that happened."""
         chance, length = torch.rand(2, generator=generator).tolist()
-        if chance >= self.echo:
+        if chance >= share:
             return False
         shortest, longest = min(4, self.context), max(4, self.context // 2)
         period = round(shortest * (longest / shortest) ** length)

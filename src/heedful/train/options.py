@@ -12,7 +12,10 @@ Text = Annotated[
 ]
 Tokens = Annotated[str, typer.Option(help="What a token is: bytes or characters.")]
 Context = Annotated[int, typer.Option(help="Tokens in a window.")]
-Echo = Annotated[float, typer.Option(help="Share of windows that repeat themselves, which teaches to copy.")]
+Echo = Annotated[
+    float,
+    typer.Option(help="Share of windows that repeat themselves, which teaches to copy; fades over the run."),
+]
 
 # Model
 NumLayers = Annotated[int, typer.Option(help="Blocks of attention and feed-forward.")]

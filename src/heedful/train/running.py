@@ -152,12 +152,12 @@ def find_rate(console: Console, recipe: Recipe) -> int:
     corpus = load_corpus(recipe.text, kind=recipe.tokens)
     require_length(corpus, recipe.context)
     model = new_model(recipe, corpus.vocabulary)
-    batches = Batches(corpus.train, corpus.begin, recipe.context, recipe.batch, recipe.seed, recipe.echo)
+    batches = Batches(corpus.train, corpus.begin, recipe.context, recipe.batch, recipe.seed)
     with console.status("raising the rate") if console.is_terminal else nullcontext():
         found = range_test(
             model,
             new_optimizer(model, recipe),
-            lambda step: loss_of(model, batches.at(step)),
+            lambda step: loss_of(model, batches.at(step, recipe.echo)),
             clip=recipe.clip,
         )
     console.print("Smoothed loss against the rate, on a logarithmic scale", style="bold")

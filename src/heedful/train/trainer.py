@@ -72,9 +72,7 @@ class Trainer:
         self.recipe, self.corpus, self.folder = recipe, corpus, folder
         self.model = new_model(recipe, corpus.vocabulary)
         self.optimizer = new_optimizer(self.model, recipe)
-        self.batches = Batches(
-            corpus.train, corpus.begin, recipe.context, recipe.batch, recipe.seed, recipe.echo
-        )
+        self.batches = Batches(corpus.train, corpus.begin, recipe.context, recipe.batch, recipe.seed)
         self.held_out = Batches(corpus.held_out, corpus.begin, recipe.context, recipe.batch)
         self.dtype = compute_dtype(recipe.precision)
         self.state = State()
@@ -154,7 +152,8 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(recipe.seed, "step", step))
             for number in range(step * recipe.accumulate, (step + 1) * recipe.accumulate):
-                loss = loss_of(self.model, self.batches.at(number), self.dtype) / recipe.accumulate
+                batch = self.batches.at(number, recipe.echo_at(step))
+                loss = loss_of(self.model, batch, self.dtype) / recipe.accumulate
                 loss.backward()
                 total += loss.item()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip).item()
