@@ -5,6 +5,7 @@ A mask is a rule, not a matrix. It answers two questions about a block of query 
 """
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -16,6 +17,9 @@ from .._rows import Rows
 
 Block = bool | Tensor
 PIECE = 512
+# What torch calls `&` and `|`; under the second names where a compiler looks.
+AND = (torch.Tensor.__and__, torch.Tensor.bitwise_and)
+OR = (torch.Tensor.__or__, torch.Tensor.bitwise_or)
 
 
 def merge(ranges: list[range]) -> list[range]:
@@ -106,10 +110,9 @@ class Mask:
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         """Let `tensor & mask` reach `__rand__`; no other torch function takes a mask."""
-        swapped = {torch.Tensor.__and__: operator.and_, torch.Tensor.__or__: operator.or_}.get(func)
-        if swapped is None:
-            return NotImplemented
-        return swapped(args[1], args[0])
+        if func in AND:
+            return args[1].__and__(args[0])
+        return args[1].__or__(args[0]) if func in OR else NotImplemented
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +141,19 @@ class Dense(Mask):
 class _Combined(Mask):
     parts: tuple[Mask, ...]
 
+    def _combined(
+        self, rows: Rows, keys: range, settled: bool, combine: Callable[[Tensor, Tensor], Tensor]
+    ) -> Block:
+        """The blocks of the parts, combined; one part that says `settled` decides."""
+        blocks = []
+        for part in self.parts:
+            block = part.block(rows, keys)
+            if isinstance(block, Tensor):
+                blocks.append(block)
+            elif block is settled:
+                return settled
+        return reduce(combine, blocks) if blocks else not settled
+
     @property
     def tensors(self):
         return tuple(tensor for part in self.parts for tensor in part.tensors)
@@ -153,14 +169,7 @@ class And(_Combined):
         return reduce(overlap, (part.ranges(rows) for part in self.parts))
 
     def block(self, rows, keys):
-        blocks = []
-        for part in self.parts:
-            block = part.block(rows, keys)
-            if block is False:
-                return False
-            if block is not True:
-                blocks.append(block)
-        return reduce(operator.and_, blocks) if blocks else True
+        return self._combined(rows, keys, settled=False, combine=operator.and_)
 
 
 class Or(_Combined):
@@ -170,14 +179,7 @@ class Or(_Combined):
         return merge([found for part in self.parts for found in part.ranges(rows)])
 
     def block(self, rows, keys):
-        blocks = []
-        for part in self.parts:
-            block = part.block(rows, keys)
-            if block is True:
-                return True
-            if block is not False:
-                blocks.append(block)
-        return reduce(operator.or_, blocks) if blocks else False
+        return self._combined(rows, keys, settled=True, combine=operator.or_)
 
 
 @dataclass(frozen=True)

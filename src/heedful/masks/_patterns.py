@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .._checks import readable
 from .._rows import Rows
 from ._algebra import Mask, merge
 
@@ -75,7 +76,7 @@ class Prefix(Mask):
         found = []
         if self.lengths.dim() and len(self.lengths) != B:
             found.append(f"lengths has {len(self.lengths)} entries, the batch has {B} items")
-        if self.longest > S:
+        if readable(self.lengths) and self.longest > S:
             found.append(f"a length of {self.longest} is more than the {S} keys")
         return found
 
