@@ -55,7 +55,7 @@ def precise(x: Tensor) -> Array:
 
 
 def per_head(x: Array, heads: int) -> Array:
-    """Key or value heads repeated, each for its neighbours among the query heads."""
+    """Key or value heads repeated, each for its neighbors among the query heads."""
     return np.stack([x[:, h * x.shape[1] // heads] for h in range(heads)], 1) if heads else x[:, :0]
 
 

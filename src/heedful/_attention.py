@@ -11,6 +11,7 @@ from . import backends
 from ._call import check_reductions, make_call
 from ._listeners import listeners
 from ._weights import Weights
+from .backends._compiled import Later
 from .masks import Mask
 from .reductions import Edit, Reduction
 
@@ -46,7 +47,7 @@ def scaled_dot_product_attention(
     Args:
         query: (..., H, L, E), who looks. Three dimensions, (batch, L, E), are a batch with one head.
         key: (..., G, S, E), what is looked at, in the dtype and on the device of `query`. H is a multiple of G, and
-            neighbouring query heads share a key head.
+            neighboring query heads share a key head.
         value: (..., G, S, Ev), what is returned.
         mask: Who may look at whom: a mask from `heedful.masks`, or a bool or integer 0/1 tensor, True = may attend,
             (L, S) or (..., H, L, S) with sizes of 1 where it repeats. A float mask is refused.
@@ -89,7 +90,7 @@ def scaled_dot_product_attention(
     call = make_call(query, key, value, mask, attn_bias, query_start, scale, softcap, sinks, dropout_p, edit)
     for listener in listeners():
         call, reductions = listener.before(call, reductions)
-    chosen = backends.choose(call, backend)
+    chosen = Later(backend) if torch.compiler.is_compiling() else backends.choose(call, backend)
     output, answers = backends.run(chosen, call, reductions)
     leading = (query.shape[:-2], ()) if query.dim() == 3 else (query.shape[:-3], query.shape[-3:-2])
     weights = Weights(call, chosen, *leading, dict(zip(reductions, answers, strict=True)))

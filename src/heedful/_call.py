@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import boolean, describe
+from ._checks import boolean, describe, readable
 from ._rows import Index, Rows
 from .masks import Dense, Mask
 from .reductions import Edit, Reduction
@@ -33,7 +33,7 @@ class Call:
     """Everything a backend needs to know, checked and in one form.
 
     Attributes:
-        query: (B, H, L, E); key: (B, G, S, E); value: (B, G, S, Ev). H is a multiple of G, neighbours share a key head.
+        query: (B, H, L, E); key: (B, G, S, E); value: (B, G, S, Ev). H is a multiple of G, neighbors share a key head.
         rows: Where these queries lie in the caller's call; masks and biases speak about that.
         mask: Who may look, or None for everybody.
         bias: Terms added to the scores, each with `bias(rows, keys)` and `tensors`.
@@ -41,7 +41,7 @@ class Call:
         softcap: Scores become softcap * tanh(scores / softcap), or None.
         sinks: (H,) logits of a key without a value, or None.
         dropout_p: Share of weights dropped before they meet the values.
-        seed: The number dropout hashes with.
+        seed: The number dropout hashes with; a tensor while a compiler traces.
         edits: Functions panel -> weights, applied in order.
     """
 
@@ -55,7 +55,7 @@ class Call:
     softcap: float | None = None
     sinks: Tensor | None = None
     dropout_p: float = 0.0
-    seed: int = 0
+    seed: int | Tensor = 0
     edits: tuple[Edit, ...] = ()
 
     @property
@@ -140,14 +140,14 @@ def make_call(
         softcap=_softcap(softcap),
         sinks=_sinks(sinks, H, query.device),
         dropout_p=_dropout(dropout_p),
-        seed=int(torch.randint(2**31, ()).item()) if dropout_p else 0,
+        seed=_seed() if dropout_p else 0,
         edits=check_edits(edit, sizes),
     )
 
 
 def check_reductions(reduce: Reduction | Sequence[Reduction]) -> tuple[Reduction, ...]:
     """What `reduce=` was given, as a tuple of reductions."""
-    reductions = (reduce,) if isinstance(reduce, Reduction) else tuple(reduce)
+    reductions = tuple(reduce) if isinstance(reduce, list | tuple) else (reduce,)
     for reduction in reductions:
         if not isinstance(reduction, Reduction):
             made = f" Write {reduction.__name__}()." if isinstance(reduction, type) else ""
@@ -229,7 +229,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
                 ValueError,
                 f"heads do not divide: query has {heads}, key {groups}, value {value.shape[-3]}.",
                 "Key and value must have the same number of heads, and query a multiple of it: "
-                "neighbouring query heads share a key head.",
+                "neighboring query heads share a key head.",
             )
 
 
@@ -243,12 +243,18 @@ def _query_start(query_start: int | Tensor | None, B: int, L: int, S: int) -> in
         and not query_start.dtype.is_floating_point
         and query_start.numel() in (1, B)
     ):
-        start = query_start.detach().cpu().long().flatten()
-        return int(start[0]) if len(start) == 1 or bool((start == start[0]).all()) else start
+        start = query_start.detach().long().flatten()
+        return as_start(start) if readable(start) else start.expand(B)
     raise ValueError(
         f"query_start must be an integer or an integer tensor (B,) with B = {B}, got {describe(query_start)}. "
         "It is the position of the first query among the keys; None puts the last query at the last key."
     )
+
+
+def as_start(start: Tensor) -> int | Tensor:
+    """Positions of first queries, (1,) or (B,): one number if all are the same, else on the CPU, where they are read."""
+    start = start.cpu()
+    return int(start[0]) if len(start) == 1 or bool((start == start[0]).all()) else start
 
 
 def _mask(
@@ -376,3 +382,8 @@ def _dropout(dropout_p: float) -> float:
             f"dropout_p must be a number from 0 to 1, got {dropout_p!r}. It is the share that is dropped."
         )
     return float(dropout_p)
+
+
+def _seed() -> int | Tensor:
+    seed = torch.randint(2**31, ())
+    return int(seed) if readable(seed) else seed

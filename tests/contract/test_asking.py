@@ -27,7 +27,7 @@ CASES = [
 
 def ask_everything(weights: Weights) -> None:
     B, H, L, S = weights.shape
-    for question in questions(B, H, weights._call.key.shape[1], L, S):
+    for question in questions(B, H, weights.received(per="kv_head").shape[1], L, S):
         question.ask(weights)
     weights[..., -1, :], weights[0, 0], weights[0, [0, 1], [1, 0], [0, 1]]
 

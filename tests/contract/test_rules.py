@@ -188,7 +188,7 @@ def test_entropy_is_minus_sum_p_ln_p_of_the_weights_as_returned(qkv: tuple, back
 
 
 @every_backend
-def test_query_heads_of_one_group_are_neighbours(backend: str) -> None:
+def test_query_heads_of_one_group_are_neighbors(backend: str) -> None:
     """Head h uses key head h // (H / G): 0, 0, 1, 1 and not 0, 1, 0, 1."""
     value = torch.arange(2.0).view(1, 2, 1, 1).expand(3, 2, 5, 1)
     output, weights = attend(torch.randn(3, 4, 6, 2), torch.randn(3, 2, 5, 2), value, backend=backend)

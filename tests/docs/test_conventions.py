@@ -30,7 +30,7 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> Tensor:
-    """The formula, with True = may attend and neighbouring query heads on one key head."""
+    """The formula, with True = may attend and neighboring query heads on one key head."""
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     logits = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(~keep, -torch.inf)
     return logits.softmax(-1) @ value
@@ -77,7 +77,7 @@ class TestHeedful:
 
 
 class TestScaledDotProductAttention:
-    def test_true_may_attend_and_neighbours_share_a_key_head(self, qkv):
+    def test_true_may_attend_and_neighbors_share_a_key_head(self, qkv):
         theirs = F.scaled_dot_product_attention(*qkv, attn_mask=LAST_AT_LAST, enable_gqa=True)
         assert same(theirs, by_hand(*qkv, LAST_AT_LAST))
 
