@@ -9,7 +9,7 @@ from torch import Tensor
 from ..._call import Call, TensorBias
 from ...reductions import Entropy, LogSumExp, Received
 from .. import load
-from ._run import Answers, Wanted, forward
+from ._run import Answers, Wanted, backward, forward
 
 REDUCTIONS = {"logsumexp": LogSumExp(), "entropy": Entropy(), "received_sum": Received()}
 
@@ -32,41 +32,71 @@ def _with_views(call: Call) -> tuple[Call, tuple[Tensor, ...]]:
         for term in call.bias
     )
     call = replace(call, query=query, key=key, value=value, sinks=sinks, bias=bias)
-    return call, tuple({id(x): x for x in call.tensors}.values())
+    return call, _inputs(call)
+
+
+def _inputs(call: Call) -> tuple[Tensor, ...]:
+    return tuple({id(x): x for x in call.tensors}.values())
 
 
 class Attend(torch.autograd.Function):
-    """The kernel, and its gradient."""
+    """The kernel, and its gradient: the weights are made again, panel by panel."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, wanted: Wanted, names: tuple[str, ...], *tensors: Tensor) -> tuple[Any, ...]:
-        found = forward(call, wanted)
+    def forward(
+        ctx: Any, call: Call, wanted: Wanted, names: tuple[str, ...], *tensors: Tensor
+    ) -> tuple[Any, ...]:
+        more = dict.fromkeys((*wanted.names, "row_state", *(("logsumexp",) if call.sinks is not None else ())))
+        found = forward(call, replace(wanted, names=tuple(more)))
         ctx.call, ctx.names = call, names
         ctx.save_for_backward(*tensors)
+        ctx.row_state, ctx.logsumexp = found["row_state"], found.get("logsumexp")
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(found[name] for name in names if name == "received_count"))
         return tuple(found[name] for name in names)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # raises if one was changed in place
+        _ = ctx.saved_tensors  # raises if one was changed in place
+        tensors = _inputs(ctx.call)
         asked = {name: grad for name, grad in zip(ctx.names, grads, strict=True) if grad is not None}
-        if not asked:
-            return (None,) * (3 + len(tensors))
-        return None, None, None, *_through_panels(ctx.call, tensors, asked)
+        found: list[Tensor | None] = [None] * len(tensors)
+        if asked:
+            # A derivative of the gradient, and a gradient of the bias, is left to the panels.
+            needed = {id(x) for x, needs in zip(tensors, ctx.needs_input_grad[3:], strict=True) if needs}
+            biased = any(id(x) in needed for term in ctx.call.bias for x in getattr(term, "tensors", ()))
+            by_panels = torch.is_grad_enabled() or biased
+            by_id = _by_panels(ctx.call, asked) if by_panels else _by_kernel(ctx, needed, asked)
+            found = [by_id.get(id(x)) for x in tensors]
+        return None, None, None, *found
 
 
-def _through_panels(call: Call, tensors: tuple[Tensor, ...], grads: Answers) -> list[Tensor | None]:
-    """The gradient by panels, which have every derivative, also that of the gradient."""
-    again = torch.is_grad_enabled()
+def _by_kernel(ctx: Any, needed: set[int], grads: Answers) -> dict[int, Tensor]:
+    """The gradients of the tensors with these ids."""
+    call: Call = ctx.call
+    places = {"query": call.query, "key": call.key, "value": call.value, "row": call.sinks}
+    found = backward(call, ctx.row_state, grads, [name for name, x in places.items() if id(x) in needed])
+    if "row" in found:
+        assert call.sinks is not None
+        share = (call.sinks.float()[:, None] - ctx.logsumexp).exp()
+        found["row"] = (share * found["row"]).sum((0, 2)).to(call.sinks.dtype)
+    return {id(places[name]): grad for name, grad in found.items()}
+
+
+def _by_panels(call: Call, grads: Answers) -> dict[int, Tensor | None]:
+    """All gradients by panels, which have every derivative, also that of the gradient."""
+    again, given = torch.is_grad_enabled(), _inputs(call)
     with torch.enable_grad():
         call, inputs = _with_views(call)
         names = [name for name in grads if name != "output"]
         result = load("panels").run(call, tuple(REDUCTIONS[name] for name in names), "output" in grads)
     outputs = dict(zip(names, result.answers, strict=True)) | {"output": result.output}
-    wanted = [x for x in inputs if x.requires_grad]
+    pairs = [(id(old), new) for old, new in zip(given, inputs, strict=True) if new.requires_grad]
     found = torch.autograd.grad(
-        [outputs[name] for name in grads], wanted, list(grads.values()), create_graph=again, allow_unused=True
+        [outputs[name] for name in grads],
+        [new for _, new in pairs],
+        list(grads.values()),
+        create_graph=again,
+        allow_unused=True,
     )
-    by_tensor = {id(x): grad for x, grad in zip(wanted, found, strict=True)}
-    return [by_tensor.get(id(x)) for x in inputs]
+    return {old: grad for (old, _), grad in zip(pairs, found, strict=True)}

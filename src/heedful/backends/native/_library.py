@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,6 +45,19 @@ class NativeCall(Structure):
         ("topk", c_int64),
         *((name, c_void_p) for name in ("topk_weight", "topk_key", "weights", "row_state")),
         *((name, c_void_p) for name in ("received_sum", "received_max", "received_count")),
+    )
+
+
+class NativeGradient(Structure):
+    """What the kernel knows and writes of a gradient, field by field as in call.h."""
+
+    _fields_ = (
+        ("struct_size", c_int64),
+        ("row_state", c_void_p),
+        ("output", Array),
+        *((name, c_void_p) for name in ("logsumexp", "entropy", "received_sum")),
+        *((name, Array) for name in ("query", "key", "value")),
+        ("row", c_void_p),
     )
 
 
@@ -98,13 +111,19 @@ def load(level: str) -> Library:
         functions = ctypes.CDLL(str(path))
     except OSError as error:
         raise Unavailable(f"its library cannot be loaded: {error}") from None
-    functions.heedful_level.restype = functions.heedful_compiler.restype = ctypes.c_char_p
-    functions.heedful_call_size.restype = c_int64
-    functions.heedful_forward.argtypes = (POINTER(NativeCall),)
-    functions.heedful_forward.restype = c_int
-    if functions.heedful_call_size() != ctypes.sizeof(NativeCall):
+    wanted = (ctypes.sizeof(NativeCall), ctypes.sizeof(NativeGradient))
+    if not hasattr(functions, "heedful_sizes") or _sizes(functions) != wanted:
         raise Unavailable(f"{path} was compiled from another version of heedful; install it again")
+    functions.heedful_level.restype = functions.heedful_compiler.restype = ctypes.c_char_p
+    functions.heedful_forward.argtypes = (POINTER(NativeCall),)
+    functions.heedful_backward.argtypes = (POINTER(NativeCall), POINTER(NativeGradient))
     return Library(path, functions)
+
+
+def _sizes(functions: ctypes.CDLL) -> tuple[int, int]:
+    sizes = (c_int64 * 2)()
+    functions.heedful_sizes(sizes)
+    return sizes[0], sizes[1]
 
 
 @cache
@@ -139,8 +158,17 @@ def reason() -> str | None:
 
 def forward(call: NativeCall) -> None:
     """Run the kernel on a call whose tensors the caller keeps alive."""
-    call.struct_size = ctypes.sizeof(NativeCall)
-    call.threads = torch.get_num_threads()
-    status = library().functions.heedful_forward(call)
+    call.struct_size, call.threads = ctypes.sizeof(NativeCall), torch.get_num_threads()
+    _check(library().functions.heedful_forward(call))
+
+
+def backward(call: NativeCall, gradient: NativeGradient) -> None:
+    """Run the gradient of the kernel, likewise."""
+    call.struct_size, call.threads = ctypes.sizeof(NativeCall), torch.get_num_threads()
+    gradient.struct_size = ctypes.sizeof(NativeGradient)
+    _check(library().functions.heedful_backward(call, gradient))
+
+
+def _check(status: int) -> None:
     if status:
         raise MemoryError("heedful's native kernel could not get the memory it needs")

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..._call import Call
 from . import _library
-from ._library import NativeCall, array
+from ._describe import describe
+from ._library import NativeGradient, array
 from ._visible import Restrictions, Visible
 
 PER_ROW = ("logsumexp", "max_logit", "entropy", "mass", "mean_distance")
@@ -77,34 +78,50 @@ def _room(call: Call, wanted: Wanted) -> Answers:
     return answers
 
 
-def describe(call: Call, visible: Visible) -> tuple[NativeCall, list[Tensor]]:
-    """The call as the kernel reads it, and the tensors that must live as long."""
-    B, H, L, E = call.query.shape
-    native = NativeCall(batch=B, heads=H, kv_heads=call.key.shape[1], queries=L, width=E)
-    native.keys, native.value_width = call.value.shape[2:]
-    native.scale, native.softcap = call.scale, call.softcap or 0
-    keep = [call.query.detach(), call.key.detach(), call.value.detach()]
-    native.query, native.key, native.value = map(array, keep)
-    if visible.mask is not None:
-        native.mask = array(visible.mask)
-    if visible.bias is not None:
-        native.bias = array(visible.bias)
-    positions = call.rows.positions
-    positions = (positions.flatten(1) if positions.dim() == 4 else positions[None, :, 0]).contiguous()
-    native.position_stride = 0 if len(positions) == 1 else L
-    sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
-    pointers = {
-        "slopes": visible.slopes,
-        "positions": positions,
-        "sinks": sinks,
-        "first": visible.first,
-        "last": visible.last,
+def backward(call: Call, row_state: Tensor, grads: Answers, wanted: Collection[str]) -> Answers:
+    """The gradients of "query", "key" and "value" that are wanted, and "row", what the logits of a row have in common.
+
+    Args:
+        call: As it was given to `forward`.
+        row_state: What `forward` answered.
+        grads: Gradients of "output", "logsumexp", "entropy" and "received_sum".
+        wanted: Names of the gradients to find.
+    """
+    restrictions = Restrictions(call)
+    steps = restrictions.steps()
+    B, H, _ = call.rows.shape
+    parts = []
+    for index in steps:
+        part = call if len(steps) == 1 else call.select(slice(0, B), slice(0, H), index)
+        of_part = {name: grad if name in PER_KEY else grad[:, :, index] for name, grad in grads.items()}
+        parts.append(_backward(part, restrictions.of(index), row_state[:, :, index], of_part, wanted))
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        name: sum(part[name].float() for part in parts).to(call.key.dtype)
+        if name in ("key", "value")
+        else torch.cat([part[name] for part in parts], 2)
+        for name in parts[0]
     }
-    for name, tensor in pointers.items():
-        if tensor is not None:
-            setattr(native, name, tensor.data_ptr())
-            keep.append(tensor)
-    if visible.first is not None:
-        native.range_stride = 0 if len(visible.first) == 1 else L
-    keep += [tensor for tensor in (visible.mask, visible.bias) if tensor is not None]
-    return native, keep
+
+
+def _backward(
+    call: Call, visible: Visible, row_state: Tensor, grads: Answers, wanted: Collection[str]
+) -> Answers:
+    native, keep = describe(call, visible)
+    gradient = NativeGradient()
+    given = {name: grad.contiguous() for name, grad in grads.items() if name != "output"}
+    given["row_state"] = row_state.contiguous()
+    for name, tensor in given.items():
+        setattr(gradient, name, tensor.data_ptr())
+    if "output" in grads:
+        gradient.output = array(grads["output"])
+    found = {name: torch.empty_like(getattr(call, name)) for name in wanted if name != "row"}
+    for name, tensor in found.items():
+        setattr(gradient, name, array(tensor))
+    if "row" in wanted:
+        found["row"] = torch.empty(call.query.shape[:3])
+        gradient.row = found["row"].data_ptr()
+    _library.backward(native, gradient)
+    del keep, given
+    return found

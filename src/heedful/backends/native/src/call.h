@@ -55,12 +55,26 @@ typedef struct {
   float *received_count;  // how many queries see the key
 } heedful_call;
 
+// What is known and wanted of the gradient. The gradients of the answers are laid out like the answers.
+typedef struct {
+  int64_t struct_size;
+  const float *row_state;  // as heedful_forward left it
+  heedful_array output;    // of the output, or absent
+  const float *logsumexp, *entropy, *received_sum;
+  heedful_array query, key, value;  // written, in any dtype, if present
+  float *row;                       // written if present: (batch, heads, queries), what all logits of a row have in
+                                    // common, so that a sink's gradient is its weight times this
+} heedful_gradient;
+
 HEEDFUL_EXPORT int heedful_forward(const heedful_call *call);
+
+HEEDFUL_EXPORT int heedful_backward(const heedful_call *call, const heedful_gradient *gradient);
 
 HEEDFUL_EXPORT const char *heedful_level();
 HEEDFUL_EXPORT const char *heedful_compiler();
 HEEDFUL_EXPORT int heedful_uses_openmp();
-HEEDFUL_EXPORT int64_t heedful_call_size();
+// Sizes of the two structs, to tell a library of another version.
+HEEDFUL_EXPORT void heedful_sizes(int64_t sizes[2]);
 // Whether this machine runs what was compiled for that level.
 HEEDFUL_EXPORT int heedful_can_run(const char *level);
 

@@ -12,7 +12,7 @@ namespace heedful {
 
 namespace {
 
-constexpr int64_t most_rows = 12, decode_chunk = 512;
+constexpr int64_t few_rows = 12, decode_chunk = 512;
 
 template <class T, int64_t dtype>
 struct Reader {
@@ -250,7 +250,7 @@ void Decode::sum_carefully(int64_t row, float *sums, float *value) const {
 }  // namespace
 
 bool suits_decode(const heedful_call &call) {
-  return call.queries * (call.heads / call.kv_heads) <= most_rows && call.key.stride[3] == 1 &&
+  return call.queries * (call.heads / call.kv_heads) <= few_rows && call.key.stride[3] == 1 &&
          call.value.stride[3] == 1;
 }
 

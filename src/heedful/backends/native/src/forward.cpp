@@ -4,12 +4,15 @@
 #include "buffer.h"
 #include "call.h"
 #include "decode.h"
+#include "panel.h"
 #include "statistics.h"
 #include "threads.h"
 
 namespace heedful {
 
 namespace {
+
+constexpr PanelLimits one_panel = {1, 2 * tile_rows};
 
 // One key head, packed.
 struct PackedHead {
@@ -19,14 +22,13 @@ struct PackedHead {
 
 struct Workspace {
   Buffer<float> panel, query, sums, row, key, value;
-  Range groups[16];  // what each tile_rows rows of the block see
-  float inverse[16 * tile_rows];
+  float inverse[most_rows];
   TopK topk;
 
   Workspace(const heedful_call &call, bool packs)
-      : panel(panel_size(call)),
-        query(16 * tile_rows * call.width),
-        sums(16 * tile_rows * round_up(call.value_width, lanes)),
+      : panel(panel_size(call, one_panel)),
+        query(most_rows * call.width),
+        sums(most_rows * round_up(call.value_width, lanes)),
         row(std::max(call.keys, lanes * round_up(std::max(call.width, call.value_width), lanes))),
         key(packs ? packed_size(call.width, call.keys) : 0),
         value(packs ? packed_size(call.keys, call.value_width) : 0),
@@ -45,9 +47,7 @@ class Forward {
   }
   void pack_all();
   void strip(int64_t batch, int64_t head, int64_t number, const PackedHead &packed, Workspace &work);
-  void scores(const Block &block, const PackedHead &packed, Workspace &work) const;
   void weigh(const Block &block, Workspace &work) const;
-  void sum_values(const Block &block, const PackedHead &packed, Workspace &work) const;
   void add_spoiled_values(const Block &block, Workspace &work) const;
   void write_output(const Block &block, Workspace &work) const;
   void merge_strips() const;
@@ -100,10 +100,11 @@ void Forward::run() {
     parallel_for(threads, key_heads, [&](int64_t task, int64_t thread) {
       Workspace &work = workspaces[size_t(thread)];
       const int64_t batch = task / call.kv_heads, group = task % call.kv_heads;
-      pack_columns(keys_of(batch, group), 0, call.keys, work.key.get(), work.row.get());
+      pack_columns(keys_of(batch, group), 0, call.keys, work.key.get(), work.row.get(), Spoiled::stay);
       bool all_finite = true;
       if (given(call.output))
-        all_finite = pack_rows(values_of(batch, group), 0, call.keys, work.value.get(), work.row.get());
+        all_finite = pack_rows(values_of(batch, group), 0, call.keys, {work.value.get(), call.keys, 0}, work.row.get(),
+                               Spoiled::become_zero);
       const PackedHead packed = {work.key.get(), work.value.get(), all_finite};
       for (int64_t head = group * per_group; head < (group + 1) * per_group; head++)
         strip(batch, head, 0, packed, work);
@@ -121,11 +122,12 @@ void Forward::pack_all() {
     const int64_t head = task / parts, begin = task % parts * part, end = std::min(begin + part, call.keys);
     const int64_t batch = head / call.kv_heads, group = head % call.kv_heads;
     pack_columns(keys_of(batch, group), begin, end, packed_keys.get() + head * packed_size(call.width, call.keys),
-                 scratch);
+                 scratch, Spoiled::stay);
     if (given(call.output))
       good[size_t(task)] =
           pack_rows(values_of(batch, group), begin, end,
-                    packed_values.get() + head * packed_size(call.keys, call.value_width), scratch);
+                    {packed_values.get() + head * packed_size(call.keys, call.value_width), call.keys, 0}, scratch,
+                    Spoiled::become_zero);
   });
   for (int64_t task = 0; task < key_heads * parts; task++) finite[size_t(task / parts)] &= good[size_t(task)];
 }
@@ -140,46 +142,19 @@ void Forward::strip(int64_t batch, int64_t head, int64_t number, const PackedHea
 
   const int64_t end = std::min(call.queries, (number + 1) * rows_per_strip);
   for (int64_t begin = number * rows_per_strip; begin < end;) {
-    const Block block = next_block(call, batch, head, begin, end);
-    scores(block, packed, work);
+    const Block block = next_block(call, batch, head, begin, end, one_panel);
+    const Groups groups = groups_of(call, block);
+    multiply_columns(call, block, groups, rows_of(call.query, block, call.width, work.query.get()), call.width,
+                     packed.key, work.panel.get());
     weigh(block, work);
     if (per_key)
       add_received({work.panel.get(), block.rows(), block.stride(), work.inverse}, block.keys, received);
     if (given(call.output)) {
-      sum_values(block, packed, work);
+      multiply_rows(call, block, groups, work.panel.get(), packed.value, call.value_width, work.sums.get());
       if (!packed.finite) add_spoiled_values(block, work);
       write_output(block, work);
     }
     begin = block.end;
-  }
-}
-
-// panel = query @ key.T, tile by tile, where a tile of keys can be seen.
-void Forward::scores(const Block &block, const PackedHead &packed, Workspace &work) const {
-  const heedful_array &query = call.query;
-  Strided rows = {work.query.get(), call.width, 1};
-  if (query.dtype == HEEDFUL_FLOAT32)
-    rows = {static_cast<const float *>(query.data) + block.batch * query.stride[0] + block.head * query.stride[1] +
-                block.begin * query.stride[2],
-            query.stride[2], query.stride[3]};
-  else
-    for (int64_t row = 0; row < block.rows(); row++)
-      read_row(query, block.batch, block.head, block.begin + row, 0, call.width, work.query.get() + row * call.width);
-
-  for (int64_t row = 0; row < block.rows(); row += tile_rows) {
-    const int64_t begin = block.begin + row, end = std::min(begin + tile_rows, block.end);
-    work.groups[row / tile_rows] = visible_range(call, block.batch, begin, end);
-  }
-  for (int64_t key = block.keys.first; key < block.keys.last; key += tile_columns) {
-    const int vectors = vectors_at(key, call.keys);
-    for (int64_t row = 0; row < block.rows(); row += tile_rows) {
-      const Range seen = work.groups[row / tile_rows];
-      if (key >= seen.last || key + tile_columns <= seen.first) continue;
-      const int count = int(std::min<int64_t>(tile_rows, block.rows() - row));
-      tile_for<false>(count, vectors)({rows.data + row * rows.row, rows.row, rows.step}, packed.key + call.width * key,
-                                      call.width, work.panel.get() + row * block.stride() + (key - block.keys.first),
-                                      block.stride());
-    }
   }
 }
 
@@ -195,28 +170,6 @@ void Forward::weigh(const Block &block, Workspace &work) const {
     work.inverse[number] = finish_row(call, row, x, work.topk, work.row.get()).inverse;
     std::fill(panel, x, 0.0f);
     std::fill(x + row.size, panel + width, 0.0f);
-  }
-}
-
-// sums = panel @ value, by chunks of keys.
-void Forward::sum_values(const Block &block, const PackedHead &packed, Workspace &work) const {
-  const int64_t stride = round_up(call.value_width, lanes);
-  float *sums = work.sums.get();
-  std::fill(sums, sums + block.rows() * stride, 0.0f);
-  for (int64_t chunk = block.keys.first; chunk < block.keys.last; chunk += key_chunk) {
-    for (int64_t column = 0; column < call.value_width; column += tile_columns) {
-      const int vectors = vectors_at(column, call.value_width);
-      const float *values = packed.value + call.keys * column;
-      for (int64_t row = 0; row < block.rows(); row += tile_rows) {
-        const Range seen = work.groups[row / tile_rows];
-        const int64_t first = std::max(chunk, seen.first), last = std::min(chunk + key_chunk, seen.last);
-        if (first >= last) continue;
-        const int count = int(std::min<int64_t>(tile_rows, block.rows() - row));
-        const float *weights = work.panel.get() + row * block.stride() + (first - block.keys.first);
-        tile_for<true>(count, vectors)({weights, block.stride(), 1}, values + first * vectors * lanes, last - first,
-                                       sums + row * stride + column, stride);
-      }
-    }
   }
 }
 

@@ -25,7 +25,10 @@ extern "C" int heedful_uses_openmp() {
 #endif
 }
 
-extern "C" int64_t heedful_call_size() { return int64_t(sizeof(heedful_call)); }
+extern "C" void heedful_sizes(int64_t sizes[2]) {
+  sizes[0] = int64_t(sizeof(heedful_call));
+  sizes[1] = int64_t(sizeof(heedful_gradient));
+}
 
 extern "C" int heedful_can_run(const char *level) {
 #if defined(__x86_64__)

@@ -37,8 +37,8 @@ inline int64_t position_of(const heedful_call &call, const RowPlace &row) {
 }
 
 // Turns the dot products of one row into logits, in place. A pair that may not be seen becomes -infinity, whatever was
-// there before. `scratch` holds one row.
-inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, float *scratch) {
+// there before. `scratch` holds one row, and so does `slope`, if it is wanted: how the cap changes with what it caps.
+inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, float *scratch, float *slope = nullptr) {
   const auto each = [&](auto change) {
     for (int64_t i = 0; i < row.size; i += lanes) {
       const int64_t n = row.size - i;
@@ -47,7 +47,11 @@ inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, f
   };
   each([&](Floats s, int64_t) { return s * call.scale; });
   if (call.softcap > 0)
-    each([&](Floats s, int64_t) { return call.softcap * tanh(s / call.softcap); });
+    each([&](Floats s, int64_t i) {
+      const Floats y = tanh(s / call.softcap);
+      if (slope) store_some(slope + i, 1.0f - y * y, row.size - i);
+      return call.softcap * y;
+    });
   if (call.slopes) {
     const float slope = call.slopes[row.head];
     const int64_t position = position_of(call, row) - row.first;

@@ -27,12 +27,15 @@ void write_halves(uint16_t *to, int64_t step, int64_t n, const float *from) {
   for (; i < n; i++) to[i * step] = uint16_t(convert(all(from[i]))[0]);
 }
 
+// Numbers that are not finite become 0.
+inline Floats finite(Floats x) { return from_bits(bits(x) & (x - x == Floats{})); }
+
 int64_t offset(const heedful_array &array, int64_t batch, int64_t head, int64_t row) {
   return batch * array.stride[0] + head * array.stride[1] + row * array.stride[2];
 }
 
 // lanes x lanes numbers: rows become columns.
-void transpose(const float *const from[lanes], int64_t begin, float *to, int64_t to_row) {
+void transpose(const float *const from[lanes], int64_t begin, float *to, int64_t to_row, Spoiled spoiled) {
   Floats x[lanes], y[lanes];
   for (int i = 0; i < lanes; i++) x[i] = load(from[i] + begin);
   for (int width = 1; width < lanes; width *= 2) {
@@ -42,7 +45,7 @@ void transpose(const float *const from[lanes], int64_t begin, float *to, int64_t
     }
     std::copy(y, y + lanes, x);
   }
-  for (int i = 0; i < lanes; i++) store(to + i * to_row, x[i]);
+  for (int i = 0; i < lanes; i++) store(to + i * to_row, spoiled == Spoiled::stay ? x[i] : finite(x[i]));
 }
 
 }  // namespace
@@ -80,26 +83,25 @@ const float *row_of(const heedful_array &from, int64_t batch, int64_t head, int6
   return scratch;
 }
 
-bool pack_rows(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch) {
-  Ints finite = ~Ints{};
+bool pack_rows(const Matrix &from, int64_t begin, int64_t end, PackedRows to, float *scratch, Spoiled spoiled) {
+  Ints good = ~Ints{};
   for (int64_t row = begin; row < end; row++) {
     const float *x = row_of(from.array, from.batch, from.head, row, 0, from.width, scratch);
     for (int64_t column = 0; column < from.width; column += tile_columns) {
       const int vectors = vectors_at(column, from.width);
-      float *packed = to + from.rows * column + row * vectors * lanes;
+      float *packed = to.data + to.depth * column + (row - to.first) * vectors * lanes;
       for (int v = 0; v < vectors; v++) {
-        const int64_t at = column + v * lanes, left = from.width - at;
-        Floats y = load_some(x + at, left, 0);
-        Ints good = y - y == Floats{};
-        finite &= good;
-        store(packed + v * lanes, from_bits(bits(y) & good));
+        const int64_t at = column + v * lanes;
+        const Floats y = load_some(x + at, from.width - at, 0);
+        good &= y - y == Floats{};
+        store(packed + v * lanes, spoiled == Spoiled::stay ? y : finite(y));
       }
     }
   }
-  return !any(~finite);
+  return spoiled == Spoiled::stay || !any(~good);
 }
 
-void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch) {
+void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch, Spoiled spoiled) {
   const float *x[lanes];
   for (int64_t column = begin; column < end; column += lanes) {
     const int64_t tile = column / tile_columns * tile_columns;
@@ -109,9 +111,10 @@ void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, flo
       x[i] = row_of(from.array, from.batch, from.head, std::min(column + i, from.rows - 1), 0, from.width,
                     scratch + i * round_up(from.width, lanes));
     int64_t k = 0;
-    for (; k + lanes <= from.width; k += lanes) transpose(x, k, packed + k * to_row, to_row);
+    for (; k + lanes <= from.width; k += lanes) transpose(x, k, packed + k * to_row, to_row, spoiled);
     for (; k < from.width; k++)
-      for (int i = 0; i < lanes; i++) packed[k * to_row + i] = x[i][k];
+      for (int i = 0; i < lanes; i++)
+        packed[k * to_row + i] = spoiled == Spoiled::stay || x[i][k] - x[i][k] == 0 ? x[i][k] : 0;
   }
 }
 

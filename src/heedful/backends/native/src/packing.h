@@ -27,13 +27,19 @@ void write_row(const heedful_array &to, int64_t batch, int64_t head, int64_t row
 // columns side by side for every k of the depth.
 inline int64_t packed_size(int64_t depth, int64_t columns) { return depth * round_up(columns, lanes); }
 
-// The rows [begin, end) as the depth of the packed matrix. Numbers that are not finite are packed as 0, and false is
-// returned if there were any: a pair that nobody sees must not spoil a sum, and 0 * NaN would.
-// `scratch` holds one row.
-bool pack_rows(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch);
+// What becomes of numbers that are not finite. A pair that nobody sees must not spoil a sum, and 0 * NaN would.
+enum class Spoiled { stay, become_zero };
 
-// The rows [begin, end) as columns of the packed matrix; `begin` is a multiple of `lanes`. `scratch` holds `lanes` rows.
-// The padding repeats the last row.
-void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch);
+// The rows [begin, end) as part of the depth of a packed matrix, in which row `first` comes first. False is returned
+// if any number became zero. `scratch` holds one row.
+struct PackedRows {
+  float *data;
+  int64_t depth, first;
+};
+bool pack_rows(const Matrix &from, int64_t begin, int64_t end, PackedRows to, float *scratch, Spoiled spoiled);
+
+// The rows [begin, end) as columns of a packed matrix that has all rows; `begin` is a multiple of tile_columns. The
+// padding repeats the last row. `scratch` holds `lanes` rows.
+void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch, Spoiled spoiled);
 
 }  // namespace heedful

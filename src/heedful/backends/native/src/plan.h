@@ -34,6 +34,9 @@ inline Range visible_range(const heedful_call &call, int64_t batch, int64_t begi
   return all.empty() ? Range{0, 0} : all;
 }
 
+// Most rows of a block.
+constexpr int64_t most_rows = 16 * tile_rows;
+
 // A panel of scores: rows of one head against the keys from `keys.first`, the start of a chunk.
 struct Block {
   int64_t batch, head;
@@ -52,17 +55,23 @@ inline int64_t threads_for(const heedful_call &call) {
 
 int64_t level2_cache();
 
-// Rows that a panel should have at most, so that it takes no more than part of the level-2 cache.
-inline int64_t rows_for(int64_t width) {
-  const int64_t budget = level2_cache() * 6 / 10 / int64_t(sizeof(float));
+// How many panels a block has, and the least rows it may be cut to.
+struct PanelLimits {
+  int64_t panels, least_rows;
+};
+
+// Rows that a panel should have at most, so that a block takes no more than part of the level-2 cache.
+inline int64_t rows_for(int64_t width, PanelLimits limits) {
+  const int64_t budget = level2_cache() * 6 / 10 / (int64_t(sizeof(float)) * limits.panels);
   const int64_t rows = budget / std::max<int64_t>(width, 1) / tile_rows * tile_rows;
-  return std::clamp<int64_t>(rows, 2 * tile_rows, 16 * tile_rows);
+  return std::clamp<int64_t>(rows, limits.least_rows, most_rows);
 }
 
-inline Block next_block(const heedful_call &call, int64_t batch, int64_t head, int64_t begin, int64_t end) {
-  int64_t rows = std::min<int64_t>(16 * tile_rows, end - begin);
+inline Block next_block(const heedful_call &call, int64_t batch, int64_t head, int64_t begin, int64_t end,
+                        PanelLimits limits) {
+  int64_t rows = std::min<int64_t>(most_rows, end - begin);
   Range keys = visible_range(call, batch, begin, begin + rows);
-  const int64_t most = rows_for(keys.last - keys.first);
+  const int64_t most = rows_for(keys.last - keys.first, limits);
   if (rows > most) {
     const int64_t left = end - begin, blocks = (left + most - 1) / most;
     rows = std::min(most, round_up((left + blocks - 1) / blocks, tile_rows));
@@ -73,11 +82,11 @@ inline Block next_block(const heedful_call &call, int64_t batch, int64_t head, i
 }
 
 // The largest panel that a block can have, in floats.
-inline int64_t panel_size(const heedful_call &call) {
+inline int64_t panel_size(const heedful_call &call, PanelLimits limits) {
   const int64_t width = round_up(call.keys, lanes) + 2 * lanes + key_chunk;
-  const int64_t rows = round_up(std::min<int64_t>(call.queries, 16 * tile_rows), tile_rows);
+  const int64_t rows = round_up(std::min<int64_t>(call.queries, most_rows), tile_rows);
   const int64_t whole_cache = level2_cache() / int64_t(sizeof(float));
-  return std::min(rows * width, std::max(whole_cache, 2 * tile_rows * width));
+  return std::min(rows * width, std::max(whole_cache, limits.least_rows * width));
 }
 
 }  // namespace heedful

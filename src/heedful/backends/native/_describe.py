@@ -1,0 +1,40 @@
+"""A call as the kernel reads it."""
+
+from torch import Tensor
+
+from ..._call import Call
+from ._library import NativeCall, array
+from ._visible import Visible
+
+
+def describe(call: Call, visible: Visible) -> tuple[NativeCall, list[Tensor]]:
+    """The call as the kernel reads it, and the tensors that must live as long."""
+    B, H, L, E = call.query.shape
+    native = NativeCall(batch=B, heads=H, kv_heads=call.key.shape[1], queries=L, width=E)
+    native.keys, native.value_width = call.value.shape[2:]
+    native.scale, native.softcap = call.scale, call.softcap or 0
+    keep = [call.query.detach(), call.key.detach(), call.value.detach()]
+    native.query, native.key, native.value = map(array, keep)
+    if visible.mask is not None:
+        native.mask = array(visible.mask)
+    if visible.bias is not None:
+        native.bias = array(visible.bias)
+    positions = call.rows.positions
+    positions = (positions.flatten(1) if positions.dim() == 4 else positions[None, :, 0]).contiguous()
+    native.position_stride = 0 if len(positions) == 1 else L
+    sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
+    pointers = {
+        "slopes": visible.slopes,
+        "positions": positions,
+        "sinks": sinks,
+        "first": visible.first,
+        "last": visible.last,
+    }
+    for name, tensor in pointers.items():
+        if tensor is not None:
+            setattr(native, name, tensor.data_ptr())
+            keep.append(tensor)
+    if visible.first is not None:
+        native.range_stride = 0 if len(visible.first) == 1 else L
+    keep += [tensor for tensor in (visible.mask, visible.bias) if tensor is not None]
+    return native, keep

@@ -1,0 +1,59 @@
+#include "panel.h"
+
+namespace heedful {
+
+Groups groups_of(const heedful_call &call, const Block &block) {
+  Groups groups;
+  for (int64_t row = 0; row < block.rows(); row += tile_rows) {
+    const int64_t begin = block.begin + row, end = std::min(begin + tile_rows, block.end);
+    groups.seen[row / tile_rows] = visible_range(call, block.batch, begin, end);
+  }
+  return groups;
+}
+
+Strided rows_of(const heedful_array &array, const Block &block, int64_t width, float *scratch) {
+  if (array.dtype == HEEDFUL_FLOAT32)
+    return {static_cast<const float *>(array.data) + block.batch * array.stride[0] + block.head * array.stride[1] +
+                block.begin * array.stride[2],
+            array.stride[2], array.stride[3]};
+  for (int64_t row = 0; row < block.rows(); row++)
+    read_row(array, block.batch, block.head, block.begin + row, 0, width, scratch + row * width);
+  return {scratch, width, 1};
+}
+
+void multiply_columns(const heedful_call &call, const Block &block, const Groups &groups, Strided rows, int64_t width,
+                      const float *columns, float *panel) {
+  for (int64_t key = block.keys.first; key < block.keys.last; key += tile_columns) {
+    const int vectors = vectors_at(key, call.keys);
+    for (int64_t row = 0; row < block.rows(); row += tile_rows) {
+      const Range seen = groups.seen[row / tile_rows];
+      if (key >= seen.last || key + tile_columns <= seen.first) continue;
+      const int count = int(std::min<int64_t>(tile_rows, block.rows() - row));
+      tile_for<false>(count, vectors)({rows.data + row * rows.row, rows.row, rows.step}, columns + width * key, width,
+                                      panel + row * block.stride() + (key - block.keys.first), block.stride());
+    }
+  }
+}
+
+void multiply_rows(const heedful_call &call, const Block &block, const Groups &groups, const float *panel,
+                   const float *rows, int64_t width, float *sums) {
+  const int64_t stride = round_up(width, lanes);
+  std::fill(sums, sums + block.rows() * stride, 0.0f);
+  for (int64_t chunk = block.keys.first; chunk < block.keys.last; chunk += key_chunk) {
+    for (int64_t column = 0; column < width; column += tile_columns) {
+      const int vectors = vectors_at(column, width);
+      const float *tile = rows + call.keys * column;
+      for (int64_t row = 0; row < block.rows(); row += tile_rows) {
+        const Range seen = groups.seen[row / tile_rows];
+        const int64_t first = std::max(chunk, seen.first), last = std::min(chunk + key_chunk, seen.last);
+        if (first >= last) continue;
+        const int count = int(std::min<int64_t>(tile_rows, block.rows() - row));
+        const float *weights = panel + row * block.stride() + (first - block.keys.first);
+        tile_for<true>(count, vectors)({weights, block.stride(), 1}, tile + first * vectors * lanes, last - first,
+                                       sums + row * stride + column, stride);
+      }
+    }
+  }
+}
+
+}  // namespace heedful
