@@ -11,6 +11,11 @@ def describe(value: object) -> str:
     return f"{value.dtype} {tuple(value.shape)}".removeprefix("torch.")
 
 
+def readable(*tensors: Tensor) -> bool:
+    """Whether the numbers can be read: not while a compiler traces, and not on the meta device."""
+    return not torch.compiler.is_compiling() and not any(tensor.is_meta for tensor in tensors)
+
+
 def integers(name: str, value: int | Tensor) -> Tensor:
     """An integer tensor of no or one dimension, not negative."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -22,7 +27,7 @@ def integers(name: str, value: int | Tensor) -> Tensor:
         or value.dim() > 1
     ):
         raise ValueError(f"{name} must be an integer or an integer tensor (B,), got {describe(value)}.")
-    if value.numel() and int(value.min()) < 0:
+    if readable(value) and value.numel() and int(value.min()) < 0:
         raise ValueError(f"{name} must not be negative, got {value.tolist()}.")
     return value
 
@@ -37,7 +42,7 @@ def boolean(name: str, value: Tensor) -> Tensor:
         )
     if value.dtype == torch.bool:
         return value
-    if value.device.type != "meta" and bool(((value != 0) & (value != 1)).any()):
+    if readable(value) and bool(((value != 0) & (value != 1)).any()):
         raise ValueError(
             f"{name} must hold 0 and 1 only, got values from {int(value.min())} to {int(value.max())}. "
             "1 = may attend. Numbers to add to the scores go into attn_bias."

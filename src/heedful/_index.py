@@ -1,9 +1,12 @@
 """What an index on `weights` asks for: whole heads, some rows, or single elements."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ._checks import readable
 
 NAMES = {-1: "keys", -2: "queries", -3: "heads"}
 
@@ -82,8 +85,22 @@ def coordinates(index: Any, shape: tuple[int, ...], device: torch.device) -> lis
         raise IndexError(f"{error} The weights have shape {shape}: (..., queries, keys).") from None
 
 
-def as_slice(index: Tensor) -> slice | Tensor:
+def flattened(
+    choices: list[slice | Tensor], shape: tuple[int, ...], device: torch.device
+) -> slice | Tensor:
+    """The choice among all items of `shape`, counted in one row, that one choice per dimension makes."""
+    if len(shape) < 2:
+        return choices[0] if shape else slice(0, 1)
+    grid = torch.arange(math.prod(shape), device=device).view(shape)
+    for dim, choice in enumerate(choices):
+        grid = grid[(slice(None),) * dim + (choice,)]
+    return _as_slice(grid.flatten())
+
+
+def _as_slice(index: Tensor) -> slice | Tensor:
     """An index tensor as a slice, where it counts up by one."""
+    if not readable(index):
+        return index
     first = int(index[0]) if len(index) else 0
     counting = torch.arange(first, first + len(index), device=index.device)
     return slice(first, first + len(index)) if torch.equal(index, counting) else index
@@ -125,6 +142,6 @@ def _positions(item: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:
             f"an index must be integers or booleans, got {str(item.dtype).removeprefix('torch.')}."
         )
     wrong = (item < -size) | (item >= size)
-    if bool(wrong.any()):
+    if readable(item) and bool(wrong.any()):
         _position(int(item[wrong][0]), dim, shape)
     return item.long() % size

@@ -23,6 +23,11 @@ INSTEAD = {
     "matmul": "weights @ x, or weights.mT @ y",
     "einsum": "weights @ x, or weights.mT @ y",
 }
+# Dynamo hands `weights @ x` and `x @ weights` over alike, as torch.matmul(x, weights).
+SWAPPED = (
+    "torch.compile swaps the sides of @ with weights. "
+    "Write torch.matmul(weights, x), and torch.matmul(weights.mT, x.mT).mT for x @ weights."
+)
 
 
 class TensorLike:
@@ -62,10 +67,16 @@ class TensorLike:
             answer = args[0].streams(name, *args[1:], **kwargs)
             if answer is not NotImplemented:
                 return answer
-        if name in ("matmul", "__rmatmul__") and len(args) == 2 and isinstance(args[1], TensorLike):
-            return (args[1].mT @ args[0].mT).mT
+        if name == "matmul" and len(args) == 2 and isinstance(args[1], TensorLike):
+            if torch.compiler.is_dynamo_compiling():
+                raise TypeError(SWAPPED)
+            return args[1].mT.__matmul__(args[0].mT).mT
+        if name == "__rmatmul__":
+            return args[1].__matmul__(args[0])
         args, kwargs = tree_map(
-            lambda x: _matrix(x, name) if isinstance(x, TensorLike) else x, (args, kwargs)
+            lambda x: _matrix(x, name) if isinstance(x, TensorLike) else x,
+            (args, kwargs),
+            is_leaf=lambda x: isinstance(x, TensorLike),
         )
         return func(*args, **kwargs)
 

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 
 from . import _index, backends
 from ._call import Call
+from ._rows import size_of
 from ._torch import TensorLike
 from .reductions import (
     ByKey,
@@ -58,7 +59,7 @@ class Weights(TensorLike):
         # In the call, leading sizes are (B, H). Here B may be split, and an integer index drops a dimension.
         self._batch_shape = tuple(batch_shape)
         self._head_shape = tuple(head_shape)
-        self._answers = {} if answers is None else answers
+        self._remembered = list((answers or {}).items())
         self._grad = torch.is_grad_enabled() if grad is None else grad
         self._versions = [_version(tensor) for tensor in (call.query, call.key, call.value)]
 
@@ -78,6 +79,11 @@ class Weights(TensorLike):
     @property
     def device(self) -> torch.device:
         return self._call.query.device
+
+    @property
+    def _answers(self) -> dict[Reduction, Any]:
+        """What was asked so far. Kept as pairs: a compiler cannot return a dict whose keys are reductions."""
+        return dict(self._remembered)
 
     @property
     def edited(self) -> bool:
@@ -102,7 +108,7 @@ class Weights(TensorLike):
         missing = tuple(dict.fromkeys(each for each in reductions if each not in self._answers))
         found = dict(zip(missing, self._compute(self._call, missing), strict=True))
         if torch.is_grad_enabled() or not self._grad:
-            self._answers.update((each, answer) for each, answer in found.items() if each.remembered)
+            self._remembered += [(each, answer) for each, answer in found.items() if each.remembered]
         known = {**self._answers, **found}
         return tuple(self._shaped(known[each]) for each in reductions)
 
@@ -219,7 +225,7 @@ class Weights(TensorLike):
     def streams(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """torch.sum, mean and amax over queries or keys, and matmul, without the matrix."""
         if name == "matmul" and len(args) == 1 and not kwargs:
-            return self @ args[0]
+            return self.__matmul__(args[0])
         dim = kwargs.pop("dim", args[0] if args else None)
         keepdim = kwargs.pop("keepdim", args[1] if len(args) > 1 else False)
         if (
@@ -266,18 +272,13 @@ class Weights(TensorLike):
     def _select(self, choices: list[slice | Tensor]) -> "Weights":
         """The weights of some batch items, heads and rows; every dimension stays."""
         batch = len(self._batch_shape)
-        grid = torch.arange(self._call.query.shape[0], device=self.device).view(self._batch_shape)
-        for dim, choice in enumerate(choices[:batch]):
-            grid = grid[(slice(None),) * dim + (choice,)]
         heads = choices[batch] if self._head_shape else slice(0, 1)
-        call = self._call.select(_index.as_slice(grid.flatten()), heads, choices[-2])
+        items = _index.flattened(choices[:batch], self._batch_shape, self.device)
+        call = self._call.select(items, heads, choices[-2])
         self._check_unchanged()
+        head_shape = call.query.shape[1:2] if self._head_shape else ()
         return Weights(
-            call,
-            self._backend,
-            tuple(grid.shape),
-            call.query.shape[1:2] if self._head_shape else (),
-            grad=self._grad,
+            call, self._backend, tuple(map(size_of, choices[:batch])), head_shape, grad=self._grad
         )
 
     def _elements(self, coordinates: list[Tensor]) -> Tensor:
@@ -316,7 +317,7 @@ class Weights(TensorLike):
     def _check_unchanged(self, value_too: bool = False) -> None:
         named = {"query": self._call.query, "key": self._call.key, "value": self._call.value}
         for (name, tensor), before in zip(named.items(), self._versions, strict=True):
-            if _version(tensor) != before and (name != "value" or value_too):
+            if before is not None and _version(tensor) != before and (name != "value" or value_too):
                 raise RuntimeError(
                     f"{name} was changed in place after the call, so its weights can no longer be computed. "
                     "Ask before changing it, take the answer in the call with reduce=, or pass a clone."
@@ -354,13 +355,8 @@ class Weights(TensorLike):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are detached and carry the remembered answers."""
         answers = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._answers)
-        return _restore, (
-            self._call.detach(),
-            self._backend.NAME,
-            self._batch_shape,
-            self._head_shape,
-            answers,
-        )
+        shapes = self._batch_shape, self._head_shape
+        return _restore, (self._call.detach(), self._backend.NAME, *shapes, answers)
 
 
 class TransposedWeights(TensorLike):
@@ -391,7 +387,7 @@ class TransposedWeights(TensorLike):
 
 
 def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+    return None if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
 def _restore(
