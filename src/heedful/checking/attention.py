@@ -12,6 +12,7 @@ from heedful.checking import construction, functions, modules
 from heedful.checking.cases import CROSS, Shape
 from heedful.checking.claims import Claims, read
 from heedful.checking.conclusion import conclude
+from heedful.checking.decoding import cache_step
 from heedful.checking.exam import ALL, Exam
 from heedful.checking.examination import Record, searched
 from heedful.checking.functions import Options, fitted
@@ -21,7 +22,7 @@ from heedful.checking.manners import manners
 from heedful.checking.mask_steps import mask_step
 from heedful.checking.problems import CannotCheck
 from heedful.checking.projections import find
-from heedful.checking.randomness import probability, still, training
+from heedful.checking.randomness import probability, report_noise, still, training
 from heedful.checking.readings import Reading, always_on
 from heedful.checking.roles import parameters, role_of
 from heedful.checking.search import Evidence, Hypothesis, extend
@@ -60,7 +61,7 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
     """Find out what is wrong with a module, or with a class of them."""
     record = Record(name)
     progress("building it")
-    built = construction.build(target, options)[0] if inspect.isclass(target) else target
+    built = construction.build(target, options) if inspect.isclass(target) else target
     if not isinstance(built, nn.Module):
         return examine(built, name, options, progress)
     built = construction.prepare(built)
@@ -98,11 +99,12 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
 
 def stilled(record: Record, ways: Ways, fit: Callable[[Shape, str], Shape]) -> dict[Shape, list[Any]]:
     """The ways to call the target, without randomness; none when it can't be taken out."""
-    quiet = {
-        shape: [still(record, caller, fit(shape, caller.layout)) for caller in callers]
-        for shape, callers in ways.items()
+    noises = {
+        shape: [still(caller, fit(shape, caller.layout)) for caller in callers] for shape, callers in ways.items()
     }
-    return {shape: callers for shape, callers in quiet.items() if None not in callers}
+    report_noise(record, [n for found in noises.values() for n in found])
+    calm = {shape: [n.caller for n in found if n.caller is not None] for shape, found in noises.items()}
+    return {shape: callers for shape, callers in calm.items() if callers}
 
 
 def start(record: Record, caller: Any, size: Shape, claims: Claims, progress: Progress) -> Exam:
@@ -183,7 +185,7 @@ def finish(exam: Exam, ways: Ways) -> None:
             mask_step(exam, role)
     if "causal" in names:
         causal_step(exam)
-    for step in (bias_step, long_step, grouped_step, weights_step, conclude, hazards, manners, gradients):
+    for step in (bias_step, long_step, grouped_step, weights_step, conclude, cache_step, hazards, manners, gradients):
         step(exam)
 
 

@@ -137,6 +137,18 @@ def weights_form(weights: Tensor, layout: str, shape: Shape) -> Tensor | None:
     return weights if weights.shape == (b, h, n, s) else None
 
 
+def likeliest(weights: Sequence[Tensor], sure: bool) -> Tensor | None:
+    """Of tensors that could be weights by their shape, the first whose rows sum to 1.
+
+    With `sure`, there is one candidate and nothing else it could be: it is taken as it is.
+    """
+
+    def normalized(x: Tensor) -> bool:
+        return bool((x.detach() >= 0).all()) and (x.detach().double().sum(-1) - 1).abs().max().item() < 1e-3
+
+    return next((x for x in weights if normalized(x)), weights[0] if sure and weights else None)
+
+
 def tensors_in(result: object) -> list[Tensor]:
     """The tensors of a result that may be a tensor, an array, a tuple, a dictionary or a small object."""
     if isinstance(result, Tensor):

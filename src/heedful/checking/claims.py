@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -44,9 +44,9 @@ class Claims:
     mask_shape: Claim | None = None
     scaled_query: Claim | None = None
     weights: Claim | None = None
+    sums: Claim | None = None
     rotary: Claim | None = None
     start: Claim | None = None
-    notes: tuple[str, ...] = field(default=())
 
 
 def texts(target: object) -> list[tuple[str, str]]:
@@ -107,7 +107,7 @@ def by_name(parameter: str | None) -> Claim | None:
 def layout_of(target_texts: list[tuple[str, str]]) -> Claim | None:
     """The layout of the query, where the text gives its shape in brackets."""
     for where, text in target_texts:
-        shape = re.search(r"\b(?:q|query|queries)\b[^()\[\]]{0,40}[(\[]([^()\[\]]+)[)\]]", text, re.IGNORECASE)
+        shape = re.search(r"\b(?:q|query|queries|x)\b[^()\[\]]{0,40}[(\[]([^()\[\]]+)[)\]]", text, re.IGNORECASE)
         if shape is None:
             continue
         axes = [a.strip().lower() for a in re.split(r"[,\s]+", shape.group(1).strip()) if a.strip()]
@@ -154,10 +154,10 @@ def read(target: object, names: dict[str, str]) -> Claims:
             {
                 "head": r"weights[^.\n]{0,60}(?:per head|\(\s*\w+\s*,\s*(?:h|heads|num_heads|n_heads)\s*,)",
                 "mean": r"weights[^.\n]{0,60}averag|averag\w* weights",
-                "sum": r"weights[^.\n]{0,60}sum to (?:1|one)",
             },
             about,
         ),
+        sums=first({"sum": r"weights[^.]{0,80}sums? to (?:1|one)|rows sum to (?:1|one)"}, about),
         rotary=first(
             {
                 "interleaved": r"interleav|adjacent (?:pairs|columns)|gpt-?j|\bpairs \(2i|even and odd",

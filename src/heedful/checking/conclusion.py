@@ -2,7 +2,9 @@
 
 from heedful.checking.exam import Exam
 from heedful.checking.examination import compared, errors, searched, words_of
+from heedful.checking.function_calls import Function
 from heedful.checking.search import Hypothesis, Made, showing_variants
+from heedful.checking.smallest import smallest
 
 LAYOUTS = {
     "bhld": "(batch, heads, length, size)",
@@ -35,9 +37,13 @@ def report(exam: Exam, made: Made) -> None:
     if name == "scale-missing" and exam.claims.scaled_query is not None:
         exam.record.convention("the query comes scaled")
         return
+    if name == "heads-groups-tiled" and not isinstance(exam.caller, Function):
+        exam.record.convention("grouped heads are tiled (0,1,0,1); weights of Llama and its like come as (0,0,1,1)")
+        return
     right, assumed = errors(exam.best, exam.evidence, [name])
     who = exam.claims.causal.where if exam.claims.causal else "the causal flag"
-    exam.record.find(name, compared(right, assumed), words_of(exam.sizes, made) | {"who": who})
+    words = words_of(exam.sizes, made) | {"who": who}
+    exam.record.find(name, compared(right, assumed), words, smallest=smallest(exam, made))
 
 
 def causality(exam: Exam, hypothesis: Hypothesis) -> None:

@@ -1,6 +1,7 @@
 """Builds a module from its class: works out what its constructor wants."""
 
 import copy
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,13 +37,13 @@ def config(given: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(**named)
 
 
-def arguments(target: type, sizes: tuple[int, int, int], settings: dict[str, Any]) -> dict[str, Any]:
+def arguments(target: type, sizes: tuple[int, int, int], settings: dict[str, Any], longest: int) -> dict[str, Any]:
     """Keyword arguments for the constructor.
 
     Raises:
         CannotCheck: A required parameter has a name that says nothing.
     """
-    known = values(*sizes)
+    known = values(*sizes) | {"length": longest}
     given: dict[str, Any] = {}
     for parameter in parameters(target):
         name = parameter.name
@@ -65,23 +66,24 @@ def arguments(target: type, sizes: tuple[int, int, int], settings: dict[str, Any
     return given
 
 
-def build(target: type, options: Options) -> tuple[nn.Module, dict[str, Any]]:
-    """An instance of a module class, and what its constructor was given.
+def build(
+    target: type, options: Options, longest: int = LONGEST, sizes: Sequence[tuple[int, int, int]] = SIZES
+) -> nn.Module:
+    """An instance of a module class, for sequences up to this length.
 
     Raises:
         CannotCheck: Its constructor raised for every combination of sizes that I tried.
     """
     first = ""
-    sizes = SIZES
     if options.heads is not None:
         sizes = ((options.heads, options.heads, 8 * options.heads),)
     elif any(role_of(p.name, ["kv_heads"]) for p in parameters(target)):
-        sizes = SIZES[1:]
+        sizes = sizes[1:] or sizes
     for size in sizes:
-        given = arguments(target, size, dict(options.settings))
+        given = arguments(target, size, dict(options.settings), longest)
         try:
             with quiet():
-                return target(**given), given
+                return target(**given)
         except SystemExit as error:
             raise CannotCheck("its constructor ends the program (sys.exit).") from error
         except Exception as error:

@@ -31,9 +31,13 @@ def examine(target: Any, options: Options, name: str | None = None, progress: Pr
 
 def examiner(target: Any, options: Options) -> Callable[[Any, str, Options, Progress], Record]:
     """The examination for this kind of target."""
-    from heedful.checking import attention
+    from heedful.checking import attention, encodings, mask_builders, rotations
 
-    kind = options.kind or kind_of(target)
-    if kind == "attention":
-        return attention.examine
-    raise CannotCheck(f"no examination for {kind}")
+    kinds = {
+        "attention": attention.examine,
+        "positions": encodings.examine,
+        "rotary": rotations.examine,
+        "mask": mask_builders.examine,
+        "cache": attention.examine,
+    }
+    return kinds[options.kind or kind_of(target)]

@@ -13,6 +13,7 @@ from heedful.checking.calling import (
     Passing,
     call_quietly,
     into_layout,
+    likeliest,
     no_output,
     out_of_layout,
     tensors_in,
@@ -109,7 +110,7 @@ class Function(Observing):
             arranged = out_of_layout(tensor, self.layout, case.shape)
             if arranged is not None:
                 others = (weights_form(t, self.layout, case.shape) for t in found if t is not tensor)
-                return *arranged, next((w for w in others if w is not None), None)
+                return *arranged, likeliest([w for w in others if w is not None], len(found) == 2)
         raise no_output(found, result, case.shape.words())
 
     def canonical(self, x: Tensor) -> Tensor:

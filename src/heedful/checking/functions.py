@@ -97,6 +97,8 @@ def constants(target: Callable[..., Any], names: Mapping[str, str], options: Opt
         fixed["deterministic"] = True
     if "module" in names:
         fixed[names["module"]] = Stub()
+        if "scale" in names:
+            fixed[names["scale"]] = None
     for parameter in parameters(target):
         name = parameter.name
         if name in fixed or parameter.default is not parameter.empty:

@@ -137,7 +137,7 @@ def judge_mask(exam: Exam, role: str, chosen: Meaning, held: Sequence[Meaning], 
             accused = "mask-inverted"
         exam.record.find(
             accused,
-            f"read as {claim.where} says, the largest error is {right:.1e}; the other way round it is {assumed:.1e}",
+            f"read as {claim.where} says, the largest error is {right:.1e}; read as it acts, {assumed:.1e}",
             {"claim": claim.where, "actual": SPOKEN[chosen.reads]},
         )
         return

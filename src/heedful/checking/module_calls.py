@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checking import cases
-from heedful.checking.calling import Observing, Passing, call_quietly, no_output, tensors_in
+from heedful.checking.calling import Observing, Passing, call_quietly, likeliest, no_output, tensors_in
 from heedful.checking.cases import Case, Shape
 from heedful.checking.projections import Found, projections
 from heedful.checking.readings import Reading
@@ -40,7 +40,7 @@ class View:
         query, key, value = call.query[:, 0], call.key[:, 0], call.value[:, 0]
         return replace(
             call, query=query, key=key, value=value, heads=self.heads, kv_heads=self.kv_heads,
-            projections=matrices, merged=False,
+            projections=matrices, merged=False, unasked=~call.padding if case.same and call.padding is not None else None,
         )  # fmt: skip
 
 
@@ -55,6 +55,7 @@ class Module(Observing):
         widths: Features of query, key and value input.
         layout: "ble" or "lbe".
         constants: Parameter name to a value that never changes.
+        uses_memory: Whether an input to attend to, apart from the main one, is given.
         passing: How a mask is handed over, if at all.
         modes: Context managers to call it in.
         array: Modules take tensors.
@@ -66,6 +67,7 @@ class Module(Observing):
     widths: tuple[int, int, int]
     layout: str = "ble"
     constants: Mapping[str, object] = field(default_factory=dict)
+    uses_memory: bool = True
     passing: Passing | None = None
     modes: tuple[Callable[[], Any], ...] = ()
     array: str = "torch"
@@ -75,7 +77,7 @@ class Module(Observing):
         """Side of the case to parameter name."""
         if "query" in self.names and "key" in self.names:
             return {side: self.names[side] for side in ("query", "key", "value") if side in self.names}
-        if "memory" in self.names:
+        if "memory" in self.names and self.uses_memory:
             return {"query": self.names.get("input") or self.names["query"], "key": self.names["memory"]}
         return {"query": self.names.get("input") or self.names["query"]}
 
@@ -98,6 +100,8 @@ class Module(Observing):
         mask = None if self.passing is None else self.passing.give(case, self.view.heads)
         if self.passing is not None and mask is not None:
             given[self.names[self.passing.role]] = mask.to(dtype) if mask.is_floating_point() else mask
+        if case.bias is not None and "bias" in self.names:
+            given[self.names["bias"]] = case.bias.to(dtype, copy=True)
         if "causal" in self.names:
             given[self.names["causal"]] = case.causal
         return {**self.constants, **given}
@@ -124,8 +128,8 @@ class Module(Observing):
             if output.shape != (batch, queries, width):
                 continue
             shapes = ((batch, self.view.heads, queries, keys), (batch, queries, keys))
-            weights = next((t for t in found if t is not tensor and t.shape in shapes), None)
-            return output, "ble", weights
+            weights = [t for t in found if t is not tensor and t.shape in shapes]
+            return output, "ble", likeliest(weights, len(found) == 2)
         words = f"batch {batch}, queries {queries}, keys {keys}, features {self.widths[0]}"
         raise no_output(found, result, words)
 

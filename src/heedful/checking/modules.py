@@ -81,6 +81,13 @@ def module_of(module: nn.Module, found: Found, options: Options) -> Module:
         names["input"] = free[0]
     if "query" in names and "key" not in names and "input" not in names:
         names["input"] = names.pop("query")
+    memory = next((p for p in parameters(forward) if p.name == names.get("memory")), None)
+    uses_memory = memory is not None and memory.default is memory.empty
+    if not uses_memory and names.get("padding") == "context_mask":
+        del names["padding"]
+    second = [p.name for p in parameters(forward) if p.name in ("attn_mask", "attention_mask")]
+    if names.get("mask") == "mask" and second and "padding" not in names:
+        names |= {"padding": "mask", "mask": second[0]}
     heads, kv_heads = heads_of(module, found, options)
     sides = {side: name for side, name in names.items() if side not in ("input", "memory")}
     ignored = {"cache": None, "use_cache": False, "start": 0}
@@ -89,7 +96,8 @@ def module_of(module: nn.Module, found: Found, options: Options) -> Module:
         if role in names and any(p.name == names[role] and p.default is p.empty for p in parameters(forward)):
             fixed[names[role]] = value
     widths = (found.width("query"), found.width("key"), found.width("value"))
-    return Module(module, names, View(found, heads, kv_heads), widths, constants=fixed)
+    view = View(found, heads, kv_heads)
+    return Module(module, names, view, widths, constants=fixed, uses_memory=uses_memory)
 
 
 def accepted(module: Module, options: Options) -> dict[Shape, list[Module]]:

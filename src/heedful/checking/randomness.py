@@ -17,6 +17,7 @@ from heedful.checking.examination import Record
 from heedful.checking.function_calls import Function
 from heedful.checking.module_calls import Module
 from heedful.checking.readings import Reading
+from heedful.checking.roles import parameters
 from heedful.checking.stages import split
 
 SAMPLES = 256
@@ -45,27 +46,43 @@ class Pattern(NamedTuple):
     kept: float
 
 
-def still(record: Record, caller: Any, shape: Shape) -> Any | None:
-    """The caller, with randomness taken out of it if there was some; None when that did not work."""
+class Noise(NamedTuple):
+    """How two equal calls differ, and the caller with that taken out; None where it can't be."""
+
+    gap: float
+    held: bool
+    pattern: Pattern | None
+    caller: Any
+
+
+def still(caller: Any, shape: Shape) -> Noise:
+    """Call twice, and take dropout away if the answers differ."""
     case = caller.base(shape)
     first, again, other = (caller.observe(case, seed=seed).output for seed in (0, 0, 1))
     gap = (first - other).abs().nan_to_num(0.0).max().item()
     if gap <= NOTHING:
-        return caller
+        return Noise(0.0, True, None, caller)
     try:
         pattern = dropout_pattern(caller, shape)
     except CallFailed:
         pattern = None
-    if pattern is not None and pattern.zeros > 0:
-        words = {"difference": gap, "p": pattern.zeros}
-        record.find("dropout-in-eval", f"{pattern.zeros:.0%} of the weights of an only key become 0", words)
-        judge_rescale(record, pattern)
-    else:
-        held = "" if torch.equal(first, again) else ", also with torch's generator held"
-        record.find("not-repeatable", "two equal calls, no dropout in them", {"difference": gap, "held": held})
-    caller = replace(caller, modes=(*caller.modes, NoDropout))
-    first, other = (caller.observe(case, seed=seed).output for seed in (0, 1))
-    return caller if torch.equal(first, other) else None
+    quiet = replace(caller, modes=(*caller.modes, NoDropout))
+    calm = torch.equal(*(quiet.observe(case, seed=seed).output for seed in (0, 1)))
+    return Noise(gap, torch.equal(first, again), pattern, quiet if calm else None)
+
+
+def report_noise(record: Record, noises: list[Noise]) -> None:
+    """Name the randomness: dropout, or something else."""
+    loud = [n for n in noises if n.gap > 0]
+    dropout = next((n for n in loud if n.pattern is not None and n.pattern.zeros > 0), None)
+    if dropout is not None and dropout.pattern is not None:
+        evidence = f"{dropout.pattern.zeros:.0%} of the weights of an only key become 0"
+        record.find("dropout-in-eval", evidence, {"difference": dropout.gap})
+        judge_rescale(record, dropout.pattern)
+    elif loud:
+        held = "" if loud[0].held else ", also with torch's generator held"
+        words = {"difference": loud[0].gap, "held": held}
+        record.find("not-repeatable", "the same inputs, twice", words)
 
 
 def dropout_pattern(caller: Any, shape: Shape) -> Pattern | None:
@@ -176,8 +193,8 @@ def returned_weights(record: Record, caller: Any, shape: Shape, claims: Claims) 
         return
     if (weights.sum(-1) - 1).abs().max() < 1e-4:
         return
-    if claims.weights is not None and claims.weights.what == "sum":
-        record.find("weights-dropped", "in training mode their rows don't sum to 1", {"claim": claims.weights.where})
+    if claims.sums is not None:
+        record.find("weights-dropped", "in training mode their rows don't sum to 1", {"claim": claims.sums.where})
         return
     record.convention("weights after dropout")
 
@@ -185,7 +202,8 @@ def returned_weights(record: Record, caller: Any, shape: Shape, claims: Claims) 
 def probability(caller: Any, built: bool) -> float | None:
     """The dropout probability that is known to be asked for; None when nothing is."""
     if isinstance(caller, Function):
-        return DROPOUT if "dropout" in caller.names and caller.array == "torch" else None
+        others = [p.name for p in parameters(caller.function) if "drop" in p.name.lower()]
+        return DROPOUT if "dropout" in caller.names and caller.array == "torch" and len(others) == 1 else None
     if not isinstance(caller, Module):
         return None
     layers = [m.p for m in caller.module.modules() if isinstance(m, nn.Dropout) and m.p > 0]

@@ -20,7 +20,7 @@ NAMES = {
     "causal": "causal is_causal use_causal_mask causal_flag",
     "scale": "scale scaling softmax_scale sm_scale",
     "dropout": "dropout dropout_p dropout_rate attn_dropout p_dropout dropout_prob attn_pdrop drop p",
-    "heads": "num_heads n_heads nhead heads n_head nheads num_attention_heads h q_num_heads head_num heads_num",
+    "heads": "num_heads n_heads nhead heads n_head nheads num_attention_heads num_query_heads n_query_heads h q_num_heads head_num heads_num",
     "kv_heads": "num_kv_heads n_kv_heads kv_heads num_key_value_heads kv_num_heads n_kv_head num_groups",
     "grouped": "enable_gqa",
     "module": "module",

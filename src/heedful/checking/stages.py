@@ -38,7 +38,8 @@ class Call:
     causal: str | None = None  # "start": query 0 stands at key 0; "end": the last query at the last key
     alibi: str | None = None  # "distance" or "key": slopes times distance, or times the key's index
     rotary: "Rotation | None" = None
-    start: int = 0  # position of the first query, where a cache holds earlier keys
+    places: tuple[Tensor, Tensor] | None = None  # positions of queries and keys; None: both from 0
+    unasked: Tensor | None = None  # bool (B, L): padded queries of self-attention, whose answer is nobody's business
     merged: bool = False  # hand the output back as (B, L, H * Dv) although heads came split
 
 
@@ -63,7 +64,7 @@ class Sizes(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What an attention returns. `empty` marks queries that may see nothing."""
+    """What an attention returns. `empty` marks queries that may see nothing, or whose answer doesn't matter."""
 
     output: Tensor
     weights: Tensor
@@ -99,9 +100,8 @@ def rotate(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Turn queries and keys by their positions, where the call has a rotation."""
     if call.rotary is None:
         return query, key
-    starts = (call.start, 0)
-    turned = [turn(x, torch.arange(x.shape[-2]) + start, call.rotary) for x, start in zip((query, key), starts)]
-    return turned[0], turned[1]
+    places = call.places or (torch.arange(query.shape[-2]), torch.arange(key.shape[-2]))
+    return turn(query, places[0], call.rotary), turn(key, places[1], call.rotary)
 
 
 def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
@@ -267,7 +267,9 @@ def attend(call: Call, stages: Stages = RIGHT) -> Result:
     output = stages.mix(weights, value)
     if call.heads is not None or call.merged:
         output = stages.leave(call, stages.merge(output))
-    empty = torch.zeros(()) > 0 if keep is None else ~keep.any(-1)
+    empty = torch.zeros(weights.shape[:-1], dtype=torch.bool) if keep is None else ~keep.any(-1)
+    if call.unasked is not None:
+        empty = empty | call.unasked[:, None]
     return Result(output, stages.report(weights, logits), empty.expand(weights.shape[:-1]))
 
 

@@ -123,9 +123,9 @@ def kind_of(target: Any) -> str:
     function = getattr(target, "forward", target) if is_module else target
     roles = {role_of(p.name, ("query", "key", "value", "qkv", "cache", "cosine", "frequencies"))
              for p in parameters(function)}  # fmt: skip
-    if {"cosine", "frequencies"} & roles or re.search(r"rotary|rope\b|rope_|_rope|rotate", name):
+    if {"cosine", "frequencies"} & roles or re.search(r"rotary|rope\b|rope_|_rope|rotate|freqs|cos_sin|sin_cos", name):
         return "rotary"
-    if "cache" in roles or re.search(r"cache", name):
+    if re.search(r"cache", name):
         return "cache"
     if {"query", "key"} <= roles or "qkv" in roles:
         return "attention"
@@ -133,4 +133,5 @@ def kind_of(target: Any) -> str:
         return "mask"
     if re.search(r"posit|sinus|\bpe\b|_pe\b|encoding", name) and not re.search(r"attention|attn", name):
         return "positions"
-    return "attention"
+    roles = {role_of(p.name, ("length", "width")) for p in parameters(function)}
+    return "positions" if {"length", "width"} <= roles else "attention"

@@ -1,18 +1,30 @@
 """Every mistake that `heedful check` knows, one file per family."""
 
-from functools import cache
+import functools
 
 from heedful.checking.catalogue.entry import Family, Mistake, Variant
 
 __all__ = ["Family", "Mistake", "Variant", "families", "find", "mistakes"]
 
 
-@cache
+@functools.cache
 def families() -> tuple[Family, ...]:
     """All families, in the order of the docs."""
-    from heedful.checking.catalogue import causality, heads, masks, module, numerics, operands, scale, softmax
+    from heedful.checking.catalogue import (
+        cache,
+        causality,
+        heads,
+        masks,
+        module,
+        numerics,
+        operands,
+        positions,
+        rotary,
+        scale,
+        softmax,
+    )
 
-    files = (softmax, scale, masks, causality, heads, operands, module, numerics)
+    files = (softmax, scale, masks, causality, heads, operands, module, positions, rotary, cache, numerics)
     return tuple(file.family for file in files)
 
 

@@ -181,6 +181,24 @@ def padding_on_queries(call: Call, sizes: Sizes) -> Tensor | None:
     return None if call.padding is None else call.padding[:, None, :, None]
 
 
+def one_more(lengths: Tensor, keys: int) -> Tensor:
+    """Real tokens and one more: (B, S)."""
+    return torch.arange(keys) <= lengths[:, None]
+
+
+@family.mistake(
+    "padding-off-by-one",
+    says="one padded position too many counts as real in each sample",
+    remedy="torch.arange(S) < lengths[:, None]",
+    source="boundaries misread as in flash-attention#1537",
+    shows="a sample shorter than the longest",
+    subject="mask",
+)
+def padding_off_by_one() -> list[dict[str, object]]:
+    """`<=` for `<`: position `length` is the first that is padding."""
+    return [{"real": one_more}]
+
+
 @family.mistake(
     "mask-tiled",
     stage="given",
