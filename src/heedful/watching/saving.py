@@ -36,8 +36,12 @@ def save(seen: Seen, path: str | os.PathLike[str]) -> None:
 
     tensors = Tensors()
     modules = [
-        {"name": name, "calls": _series(tensors, f"{i}", name, list(calls))}
-        for i, (name, calls) in enumerate(seen.items())
+        {
+            "name": name,
+            "calls": _series(tensors, f"{i}", name, list(series)),
+            "first_keys": series.first_keys,
+        }
+        for i, (name, series) in enumerate(seen._calls.items())
     ]
     header = {"model": seen._model, "order": seen._order, "missed": seen._missed, "modules": modules}
     data = safetensors.torch.save(tensors.kept, {"format": FORMAT, "seen": json.dumps(header)})
@@ -81,7 +85,7 @@ def load(path: str | os.PathLike[str]) -> Seen:
         calls: list[Weights] = []
         for given in reversed(module["calls"]):
             calls.insert(0, _read(found, given, calls[0] if calls else None))
-        seen._calls[module["name"]] = Series(tuple(calls))
+        seen._calls[module["name"]] = Series(tuple(calls), tuple(module["first_keys"]))
     return seen
 
 

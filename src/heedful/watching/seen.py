@@ -86,7 +86,8 @@ class Calls(Sequence[Weights]):
                 those of the returned sequences.
 
         Returns:
-            (batch or sequences, heads, calls, keys), float; a call with fewer keys than the last has zeros after them.
+            (batch or sequences, heads, calls, keys), float. Keys are those of the whole sequence, with zeros where a
+            call had none: tokens that came later, and those that a sliding cache had let go of.
 
         Raises:
             RuntimeError: The watch had reductions, so the rows were not kept.
@@ -97,8 +98,10 @@ class Calls(Sequence[Weights]):
         rows = [weights[..., -1, :] for weights in self._calls]
         if beam_indices is not None:
             rows = _follow_beams(rows, beam_indices)
-        width = max(row.shape[-1] for row in rows)
-        return torch.stack([pad(row, (0, width - row.shape[-1])) for row in rows], dim=-2)
+        firsts = self._calls.first_keys
+        width = max(first + row.shape[-1] for first, row in zip(firsts, rows, strict=False))
+        placed = [pad(row, (first, width - first - row.shape[-1])) for first, row in zip(firsts, rows, strict=False)]
+        return torch.stack(placed, dim=-2)
 
 
 def _follow_beams(rows: list[Tensor], beam_indices: Tensor) -> list[Tensor]:

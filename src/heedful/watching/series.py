@@ -36,21 +36,29 @@ class Begun(NamedTuple):
 class Series:
     """Weights of several calls. Without `Begun`, a generation of n tokens would keep n copies of the cache."""
 
-    def __init__(self, calls: tuple[Weights, ...] = ()):
+    def __init__(self, calls: tuple[Weights, ...] = (), first_keys: tuple[int, ...] = ()):
         self._calls: list[Weights | Begun] = list(calls)
+        # The token that the first key of each call belongs to: above 0 where a sliding cache let go of the first ones.
+        self.first_keys = list(first_keys)
+        self._tokens = 0
         # How many of the last call's first keys those that begin it may look at.
         self._needed = 0
 
     def append(self, weights: Weights) -> None:
         """Add the next call."""
+        L, S = weights.shape[-2:]
         last = self._calls[-1] if self._calls else None
+        begun = False
         if isinstance(last, Weights) and not isinstance(last, Answers):
             needed = max(self._needed, _reach(last._call))
-            if _begins(last, weights._call, needed):
+            begun = _begins(last, weights._call, needed)
+            if begun:
                 self._calls[-1] = Begun.of(last)
                 self._needed = needed
             else:
                 self._settle()
+        self._tokens = S if last is None or L == S else self._tokens + L
+        self.first_keys.append(self.first_keys[-1] if begun else max(0, self._tokens - S))
         self._calls.append(weights)
 
     def __len__(self) -> int:
