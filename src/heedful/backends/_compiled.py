@@ -4,12 +4,14 @@ Its body runs an ordinary backend, so compiled and eager calls agree. Outside of
 has no forward mode and no `torch.func`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch.utils._pytree import tree_leaves
 
 from .. import backends
@@ -17,6 +19,13 @@ from .._call import Call, as_start
 from ..reductions import Reduction, TopK, TopKResult
 from ._shapes import shapes
 from ._travel import Luggage, Unpacked
+
+AUTOGRAD_KEYS = (
+    DispatchKey.AutogradFunctionality,
+    DispatchKey.AutogradOther,
+    DispatchKey.AutogradNestedTensor,
+    DispatchKey.ADInplaceOrView,
+)
 
 
 @dataclass(frozen=True)
@@ -70,17 +79,8 @@ def _run(call: Call, asked: tuple[Reduction, ...], need_output: bool, requested:
     return tree_leaves([*([result.output] if need_output else []), result.answers])
 
 
-LIBRARY = torch.library.Library("heedful", "FRAGMENT")
-LIBRARY.define(
-    "attend_gradient(Tensor[] tensors, Tensor?[] grads, bool[] wanted, SymInt[] integers, float[] floats, str text) "
-    "-> Tensor[]"
-)
-# The body uses autograd itself, which an operator with an autograd formula could not.
-LIBRARY.impl("attend_gradient", torch.library.fallthrough_kernel, "Autograd")
-
-
-@torch.library.impl(LIBRARY, "attend_gradient", "CompositeExplicitAutograd")
-def _(
+@torch.library.custom_op("heedful::attend_gradient", mutates_args=())
+def attend_gradient(
     tensors: Sequence[Tensor],
     grads: Sequence[Tensor | None],
     wanted: Sequence[bool],
@@ -89,20 +89,34 @@ def _(
     text: str,
 ) -> list[Tensor]:
     """Gradients of the wanted tensors."""
-    with torch.enable_grad():
+    with _recording():
         leaves = [x.detach().requires_grad_(each) for x, each in zip(tensors, wanted, strict=True)]
         call, asked, need_output, requested = Unpacked(leaves, integers, floats).unpack(text)
         results = _run(call, asked, need_output, requested)
-    pairs = [(x, grad) for x, grad in zip(results, grads, strict=True) if grad is not None and x.requires_grad]
-    leaves = [x for x in leaves if x.requires_grad]
-    found = torch.autograd.grad([x for x, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True)
+        pairs = [
+            (x, grad) for x, grad in zip(results, grads, strict=True) if grad is not None and x.requires_grad
+        ]
+        leaves = [x for x in leaves if x.requires_grad]
+        found = torch.autograd.grad(
+            [x for x, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True
+        )
     return [
         torch.zeros_like(x, memory_format=torch.contiguous_format) if grad is None else grad.contiguous()
         for x, grad in zip(leaves, found, strict=True)
     ]
 
 
-@torch.library.register_fake("heedful::attend_gradient", lib=LIBRARY)
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Autograd, which torch switches off in the body of an operator, and also while a compiled graph runs."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for key in AUTOGRAD_KEYS:  # and no others: autocast is off where its keys are excluded
+        exclude = exclude.remove(key)
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+        yield
+
+
+@attend_gradient.register_fake
 def _(tensors: Any, grads: Any, wanted: Any, integers: Any, floats: Any, text: str) -> list[Tensor]:
     return [
         torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -119,7 +133,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
 
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     wanted = ctx.needs_input_grad[0]
-    found = iter(torch.ops.heedful.attend_gradient(ctx.saved_tensors, grads, wanted, *ctx.parts))
+    found = iter(attend_gradient(list(ctx.saved_tensors), grads, wanted, *ctx.parts))
     return [next(found) if each else None for each in wanted], None, None, None
 
 
