@@ -54,6 +54,9 @@ class Entropy(Reduction):
             return torch.special.entr(panel.weights.masked_fill(panel.weights == 0, 1)).sum(-1)
         logsumexp = panel.logsumexp.masked_fill(panel.logsumexp == -torch.inf, 0)
         if panel.scratch is not None:
+            if panel.call.sinks is None and bool((logsumexp.abs() < 16).all()):
+                mean_logit = torch.mul(panel.weights, panel.logits, out=panel.scratch).sum(-1)
+                return (logsumexp - mean_logit).clamp(min=0)
             surprise = torch.sub(logsumexp[..., None], panel.logits, out=panel.scratch)
             return surprise.mul_(panel.weights).sum(-1)
         # A surprise of 1000 belongs to a weight that is 0 in float64 too; the bound keeps gradients finite.
@@ -104,21 +107,24 @@ class TopK(Reduction):
         return TopKResult(*total)
 
 
-def largest(x: Tensor, k: int, ordered: bool = True) -> Tensor:
-    """Indices of the k largest along the last axis, in any order among equals, largest first if `ordered`.
+def largest(x: Tensor, k: int) -> Tensor:
+    """Indices of the k largest along the last axis, largest first, in any order among equals.
 
     The k largest lie in the k groups of 8 with the largest maxima, so a long row is searched by its groups first.
     """
     width = x.shape[-1]
     groups = width // 8
-    if groups < 4 * k:
-        return x.topk(k, -1, sorted=ordered).indices
-    best = largest(x[..., : 8 * groups].unflatten(-1, (8, groups)).amax(-2), k, ordered=False)
+    if groups < 32 * k:
+        return x.topk(k, -1).indices
+    maxima = x[..., : 8 * groups]
+    for size in (4 * groups, 2 * groups, groups):
+        maxima = torch.maximum(maxima[..., :size], maxima[..., size:])
+    best = maxima.topk(k, -1, sorted=False).indices
     places = (best[..., None] + torch.arange(0, 8 * groups, groups, device=x.device)).flatten(-2)
     if width > 8 * groups:
         last = torch.arange(8 * groups, width, device=x.device)
         places = torch.cat([places, last.expand(*best.shape[:-1], -1)], -1)
-    return places.gather(-1, x.gather(-1, places).topk(k, -1, sorted=ordered).indices)
+    return places.gather(-1, x.gather(-1, places).topk(k, -1).indices)
 
 
 @dataclass(frozen=True)

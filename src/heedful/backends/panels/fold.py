@@ -71,17 +71,18 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
     logits = fill_masked(logits, part, -torch.inf, buffers)
 
     nobody = None
-    if part.masked or call.bias:
+    if not buffers.on and (part.masked or call.bias):
         nobody = logits.amax(-1, keepdim=True) == -torch.inf
-        nobody = nobody if not buffers.on or bool(nobody.any()) else None
-    peak = logits.amax(-1) if asked or call.sinks is not None else None
-    if nobody is not None:
         logits = logits.masked_fill(nobody, 0)
-    weights = torch.softmax(logits, -1, out=buffers.get("weights", *logits.shape))
-    # The largest logit and its weight give the denominator: much cheaper than a logsumexp.
-    logsumexp = peak - weights.amax(-1).log() if peak is not None else logits[..., 0]
+    asked = asked or call.sinks is not None
+    weights = torch.softmax(logits, -1, out=buffers.get("weights" if asked else "logits", *logits.shape))
+    if buffers.on and bool(weights[..., 0].isnan().any()):
+        if not asked:  # the logits are overwritten, and tell rows without a key from rows with a NaN
+            return attend(call, part, buffers, careful)
+        nobody = (logits == -torch.inf).all(-1, keepdim=True)
     if nobody is not None:
         weights = weights.masked_fill(nobody, 0)
+    logsumexp = denominator(logits, weights, nobody, buffers.on) if asked else logits[..., 0]
     if call.sinks is not None:
         without_sink = logsumexp
         logsumexp = torch.logaddexp(without_sink, call.sinks.to(call.dtype)[part.heads, None])
@@ -101,6 +102,16 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
         (part.batch, part.heads, part.index),
         scratch=buffers.get("scratch", *weights.shape) if asked else None,
     )
+
+
+def denominator(logits: Tensor, weights: Tensor, nobody: Tensor | None, buffered: bool) -> Tensor:
+    """Log of the denominator of each row: any logit less the log of its weight, so a few columns are enough."""
+    stride = logits.shape[-1] // 64 if buffered and logits.shape[-1] >= 128 else 1
+    some = weights[..., ::stride].amax(-1)
+    if stride > 1 and not bool((some > 1e-20).all()):
+        return denominator(logits, weights, nobody, buffered=False)
+    logsumexp = logits[..., ::stride].amax(-1) - some.log()
+    return logsumexp if nobody is None else logsumexp.masked_fill(nobody.squeeze(-1), -torch.inf)
 
 
 def add_bias(logits: Tensor, columns: list[Tensor], buffers: Buffers) -> Tensor:

@@ -77,7 +77,9 @@ def _gradient(
             if call.dropout_p:
                 used = used * keep_scale(call, part.rows, panel.keys)
             part.add_to_keys(total, grouped(used, part).mT @ kept_grad)
-        scores_grad = _through_softmax(call, part, panel, weights_grad, logits_grad, logsumexp_grad, sums)
+        scores_grad = _through_softmax(
+            call, part, panel, weights_grad, logits_grad, logsumexp_grad, sums, buffers
+        )
         _to_bias(call, part, scores_grad, sums)
         scores_grad = grouped(scores_grad, part)
         if call.softcap is not None:
@@ -157,6 +159,7 @@ def _through_softmax(
     logits_grad: Tensor | None,
     logsumexp_grad: Tensor | None,
     sums: Sums,
+    buffers: Buffers,
 ) -> Tensor:
     """The gradient of the masked, biased scores (batch, heads, rows, keys)."""
     weights = panel.weights
@@ -164,7 +167,8 @@ def _through_softmax(
     if weights_grad is None:
         scores_grad = weights * row_grad[..., None]
     else:
-        row_grad = row_grad - torch.linalg.vecdot(weights, weights_grad)
+        scratch = buffers.get("scratch", *weights.shape)
+        row_grad = row_grad - torch.mul(weights, weights_grad, out=scratch).sum(-1)
         scores_grad = weights_grad.add_(row_grad[..., None]).mul_(weights)
     if (total := sums.of(call.sinks)) is not None:
         sink_weight = (call.sinks.to(call.dtype)[part.heads, None] - panel.logsumexp).exp()

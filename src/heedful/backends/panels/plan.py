@@ -11,8 +11,8 @@ from ..._call import Call
 from ..._rows import Rows
 from ...masks._algebra import Block
 
-ROWS = 128
-ELEMENTS = {"cpu": 2**19}
+ROWS = 256
+ELEMENTS = {"cpu": 2**21}
 MANY_ELEMENTS = 2**26
 
 
@@ -68,7 +68,8 @@ def plan(call: Call) -> Iterator[Part]:
     for batch in chunks(B, max(1, budget // max(H * row_step * S, 1))):
         blocks = [call.rows.part(batch, slice(0, H), index) for index in chunks(L, row_step)]
         size = (batch.stop - batch.start) * row_step * _reach(call, blocks)
-        head_step = _head_step(per_group, budget // max(size, 1))
+        # Two heads at least: torch gives them to two threads whole, and halves one head badly.
+        head_step = _head_step(per_group, max(2, budget // max(size, 1)))
         for index, rows in zip(chunks(L, row_step), blocks, strict=True):
             pieces = [(range(S), True)] if call.mask is None else call.mask.pieces(rows)
             pieces = pieces or [(range(1), torch.zeros(1, 1, dtype=torch.bool, device=rows.device))]
