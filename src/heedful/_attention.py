@@ -90,7 +90,8 @@ def scaled_dot_product_attention(
     call = make_call(query, key, value, mask, attn_bias, query_start, scale, softcap, sinks, dropout_p, edit)
     for listener in listeners():
         call, reductions = listener.before(call, reductions)
-    chosen = Later(backend) if torch.compiler.is_compiling() else backends.choose(call, backend)
+    unread = torch.compiler.is_compiling() or query.is_meta
+    chosen = Later(backend) if unread else backends.choose(call, backend)
     output, answers = backends.run(chosen, call, reductions)
     leading = (query.shape[:-2], ()) if query.dim() == 3 else (query.shape[:-3], query.shape[-3:-2])
     weights = Weights(call, chosen, *leading, dict(zip(reductions, answers, strict=True)))

@@ -252,7 +252,7 @@ def _query_start(query_start: int | Tensor | None, B: int, L: int, S: int) -> in
 
 
 def as_start(start: Tensor) -> int | Tensor:
-    """Positions of first queries, (1,) or (B,): one number if all are the same, else on the CPU, where they are read."""
+    """Positions of first queries, (1,) or (B,): one number if all are the same, else a tensor on the CPU."""
     start = start.cpu()
     return int(start[0]) if len(start) == 1 or bool((start == start[0]).all()) else start
 

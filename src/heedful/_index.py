@@ -75,6 +75,11 @@ def parse(index: Any, shape: tuple[int, ...], device: torch.device) -> Plan | No
 
 def coordinates(index: Any, shape: tuple[int, ...], device: torch.device) -> list[Tensor]:
     """For each dimension, the coordinate of every element that the index picks."""
+    if torch.compiler.is_compiling() or device.type == "meta":
+        raise NotImplementedError(
+            "an index that picks single weights cannot be compiled, nor used on the meta device. "
+            "Index whole rows, such as weights[..., i, :], and pick from them."
+        )
     try:
         grids = []
         for dim, size in enumerate(shape):

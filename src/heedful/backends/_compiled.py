@@ -1,4 +1,4 @@
-"""Attention inside `torch.compile` and `torch.export`: one operator that they treat as a whole.
+"""Attention inside `torch.compile` and `torch.export`, and on the meta device: one operator that they treat as a whole.
 
 Its body runs an ordinary backend, so compiled and eager calls agree. Outside of a compiler it is not used: an operator
 has no forward mode and no `torch.func`.
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 from .. import backends
@@ -20,6 +21,10 @@ from ..reductions import Reduction, TopK, TopKResult
 from ._shapes import shapes
 from ._travel import Luggage, Unpacked
 
+TRANSFORMED = (
+    "attention inside torch.compile or on the meta device has no torch.func and no forward mode. "
+    "Use them outside of torch.compile, or put @torch.compiler.disable over the function that uses them."
+)
 AUTOGRAD_KEYS = (
     DispatchKey.AutogradFunctionality,
     DispatchKey.AutogradOther,
@@ -42,9 +47,11 @@ class Later:
     def run(
         self, call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True
     ) -> backends.Result:
-        """Run the call as one operator while a compiler looks, at once otherwise."""
-        if not torch.compiler.is_compiling():
+        """Run the call as one operator while its numbers cannot be read, at once otherwise."""
+        if not (torch.compiler.is_compiling() or call.query.is_meta):
             return backends.choose(call, self.requested).run(call, reductions, need_output)
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            raise NotImplementedError(TRANSFORMED)
         luggage = Luggage()
         text = luggage.pack((call, reductions, need_output, self.requested))
         found = iter(attend(luggage.tensors, luggage.integers, luggage.floats, text))

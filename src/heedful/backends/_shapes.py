@@ -7,7 +7,6 @@ from torch import Tensor
 
 from .. import reductions as r
 from .._call import Call
-from .._rows import size_of
 from ..reductions import Reduction
 
 Sizes = tuple[int, ...]

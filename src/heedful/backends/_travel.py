@@ -22,7 +22,13 @@ CLASSES = (
     *(_patterns.Window, _patterns.Prefix, _patterns.Padding, _patterns.Documents),
     *(masks.Dense, _algebra.And, _algebra.Or, _algebra.Not),
     *(edits.Ablate, edits.Cut, edits.WithoutSink),
-    *(reductions.ByKey, reductions.DistanceProfile, reductions.Entropy, reductions.Full, reductions.KeyColumns),
+    *(
+        reductions.ByKey,
+        reductions.DistanceProfile,
+        reductions.Entropy,
+        reductions.Full,
+        reductions.KeyColumns,
+    ),
     *(reductions.LogSumExp, reductions.Mass, reductions.MaxLogit, reductions.MeanDistance, reductions.Pooled),
     *(reductions.QueryRows, reductions.Received, reductions.SinkShare, reductions.TopK),
     reductions.TransposedProduct,
@@ -75,9 +81,9 @@ class Luggage:
             return self._all(type(x).__name__, [getattr(x, name) for name in FIELDS[type(x)]])
         if self.others is None:
             raise NotImplementedError(
-                f"{type(x).__name__} cannot go through torch.compile or torch.export: masks, biases, edits and "
-                "reductions there must be heedful's own. Call attention with it in a function of its own, under "
-                "@torch.compiler.disable."
+                f"{type(x).__name__} cannot go through torch.compile, torch.export or the meta device: masks, biases, "
+                "edits and reductions there must be heedful's own. Call attention with it in a function of its own, "
+                "under @torch.compiler.disable."
             )
         self.others.append(x)
         return '["other"]'
