@@ -250,6 +250,8 @@ void Decode::sum_carefully(int64_t row, float *sums, float *value) const {
 }  // namespace
 
 bool suits_decode(const heedful_call &call) {
+  // A backward pass takes its dot products in the order of the tiles, and needs rows that were weighed with the same.
+  if (call.row_state) return false;
   return call.queries * (call.heads / call.kv_heads) <= few_rows && call.key.stride[3] == 1 &&
          call.value.stride[3] == 1;
 }
