@@ -167,6 +167,12 @@ class ByKey(Reduction):
                 f"ByKey(): groups must be an integer tensor (S,) or (B, S), got {describe(groups)}."
             )
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByKey) and self.groups is other.groups
+
+    def __hash__(self) -> int:
+        return hash(id(self.groups))
+
     def panel(self, panel):
         groups = self.groups.to(panel.weights.device)
         groups = groups[panel.rows.batch] if groups.dim() == 2 else groups[None]
