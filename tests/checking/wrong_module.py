@@ -28,8 +28,13 @@ class Base(nn.Module):
         nn.init.zeros_(self.v_proj.bias)
         nn.init.zeros_(self.out_proj.bias)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Attend. The weights, (batch, heads, queries, keys), sum to 1 over the keys. In the mask, True means "may attend"."""
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend. The weights, (batch, heads, queries, keys), sum to 1 over the keys.
+
+        In the mask, True means "may attend".
+        """
         q, k, v = self.projected(query, key, value)
         parts, maps, logits = [], [], []
         for head in range(self.heads(q)):
@@ -55,7 +60,7 @@ class Base(nn.Module):
         layers = [self.q_proj, self.k_proj, self.v_proj]
         if "operands-wrong-matrix" in wrong:
             layers[2] = self.k_proj
-        done = [layer(x) for layer, x in zip(layers, (query, key, value))]
+        done = [layer(x) for layer, x in zip(layers, (query, key, value), strict=True)]
         if "module-bias-lost" in wrong:
             done[2] = value @ self.v_proj.weight.t()
         if "operands-not-projected" in wrong:

@@ -12,7 +12,7 @@ from heedful.checking import construction, functions, modules
 from heedful.checking.cases import CROSS, Shape
 from heedful.checking.claims import Claims, read
 from heedful.checking.conclusion import conclude
-from heedful.checking.decoding import cache_step
+from heedful.checking.decoding import cache_step, has_cache
 from heedful.checking.exam import ALL, Exam
 from heedful.checking.examination import Record, searched
 from heedful.checking.functions import Options, fitted
@@ -76,11 +76,13 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
         return record
     view = module.view
     size = view.found.matrices.get("query", view.found.matrices.get("fused")).weight.shape[0] // view.heads
+    headed = {
+        shape: replace(shape, heads=view.heads, kv_heads=view.kv_heads, head_dim=size) for shape in ways
+    }
     exams = [
-        [start(record, caller, replace(shape, heads=view.heads, kv_heads=view.kv_heads, head_dim=size), claims, progress)
-         for caller in callers]
+        [start(record, caller, headed[shape], claims, progress) for caller in callers]
         for shape, callers in ways.items()
-    ]  # fmt: skip
+    ]
     exam = explain_plain(exams, modules.always_on_in(module))
     if exam is None:
         if found.unknown:
@@ -100,7 +102,8 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
 def stilled(record: Record, ways: Ways, fit: Callable[[Shape, str], Shape]) -> dict[Shape, list[Any]]:
     """The ways to call the target, without randomness; none when it can't be taken out."""
     noises = {
-        shape: [still(caller, fit(shape, caller.layout)) for caller in callers] for shape, callers in ways.items()
+        shape: [still(caller, fit(shape, caller.layout)) for caller in callers]
+        for shape, callers in ways.items()
     }
     report_noise(record, [n for found in noises.values() for n in found])
     calm = {shape: [n.caller for n in found if n.caller is not None] for shape, found in noises.items()}
@@ -138,7 +141,8 @@ def simplest(
         for exam in exams:
             exam.tolerance = tolerance
             begin = [Hypothesis(r) for r in ordered(exam, readings)]
-            found = extend(begin, exam.evidence, searched(ALL), counts=[count], tolerance=tolerance)
+            families = (*ALL, "cache") if has_cache(exam.caller) else ALL
+            found = extend(begin, exam.evidence, searched(families), counts=[count], tolerance=tolerance)
             if found:
                 exam.hypotheses = found
                 return exam
@@ -160,7 +164,7 @@ def more_general(exam: Exam, others: Sequence[Exam], tolerance: float) -> Exam:
 def ordered(exam: Exam, readings: Sequence[Reading]) -> list[Reading]:
     """The readings, likely ones first: causal ones if some answers don't depend on some values."""
     causal = not reach(exam).all()
-    return sorted(readings, key=lambda r: (r.rare, (r.causal is not None) != causal))
+    return sorted(readings, key=lambda r: (-r.most, (r.causal is not None) != causal))
 
 
 def reach(exam: Exam) -> Tensor:
@@ -185,7 +189,17 @@ def finish(exam: Exam, ways: Ways) -> None:
             mask_step(exam, role)
     if "causal" in names:
         causal_step(exam)
-    for step in (bias_step, long_step, grouped_step, weights_step, conclude, cache_step, hazards, manners, gradients):
+    for step in (
+        bias_step,
+        long_step,
+        grouped_step,
+        weights_step,
+        conclude,
+        cache_step,
+        hazards,
+        manners,
+        gradients,
+    ):
         step(exam)
 
 
@@ -201,7 +215,11 @@ def judge_lengths(exam: Exam, ways: Ways) -> None:
     if right is None or right.output.shape[-2] != CROSS.queries:
         return
     silent = any(s.queries != s.keys for s in ways)
-    words = {"keys": CROSS.keys, "queries": CROSS.queries, "outcome": "give a wrong answer" if silent else "raise"}
+    words = {
+        "keys": CROSS.keys,
+        "queries": CROSS.queries,
+        "outcome": "give a wrong answer" if silent else "raise",
+    }
     exam.record.find(
         "operands-equal-lengths", f"right for {case.shape.queries} queries and {case.shape.keys} keys", words
     )

@@ -70,7 +70,9 @@ class Case:
     def shape(self) -> Shape:
         """The sizes of this case."""
         batch, heads, queries, head_dim = self.query.shape
-        return Shape(batch, heads, self.key.shape[1], queries, self.key.shape[2], head_dim, self.value.shape[-1])
+        return Shape(
+            batch, heads, self.key.shape[1], queries, self.key.shape[2], head_dim, self.value.shape[-1]
+        )
 
 
 @cache

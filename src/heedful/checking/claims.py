@@ -21,7 +21,8 @@ VALUE = re.compile(
 )
 MEANING = re.compile(
     r"(?P<not>\b(?:not|never|cannot|can't|no)\W+(?:(?:be|to|may|allowed)\W+)*)?\b"
-    r"(?:(?P<keep>keep|kept|attend\w*|visible|allowed|valid|seen|see|real|looks?|unmasked|take part|participat\w*|included?)"
+    r"(?:(?P<keep>keep|kept|attend\w*|visible|allowed|valid|seen|see|real|looks?|unmasked|take part|participat\w*|"
+    r"included?)"
     r"|(?P<block>masked|mask out|block\w*|ignor\w*|hidden|pad|padd\w+|exclu\w*|remov\w*|forbid\w*|disallowed))\b",
     re.IGNORECASE,
 )
@@ -54,8 +55,10 @@ def texts(target: object) -> list[tuple[str, str]]:
     found = [("its docstring", inspect.getdoc(target) or "")]
     for name in ("forward", "__call__"):
         method = getattr(target, name, None)
-        if method is not None and inspect.isroutine(method) and "torch.nn.modules.module" not in str(
-            getattr(method, "__module__", "")
+        if (
+            method is not None
+            and inspect.isroutine(method)
+            and "torch.nn.modules.module" not in str(getattr(method, "__module__", ""))
         ):
             found.append((f"the docstring of {name}", inspect.getdoc(method) or ""))
     own = inspect.getdoc(type(target)) if not (inspect.isclass(target) or inspect.isroutine(target)) else None
@@ -82,7 +85,9 @@ def polarity(target_texts: list[tuple[str, str]]) -> Claim | None:
             before = flat[max(0, value.start() - BEFORE) : value.start()].lower()
             if not re.search(r"mask(?!ed_fill)[^\n]*$", before) or OTHER.search(before.rpartition("mask")[2]):
                 continue
-            after = re.split(r"[.;)]|, (?:false|true|0|1)\b", flat[value.end() : value.end() + NEAR], flags=re.IGNORECASE)
+            after = re.split(
+                r"[.;)]|, (?:false|true|0|1)\b", flat[value.end() : value.end() + NEAR], flags=re.IGNORECASE
+            )
             meaning = MEANING.search(after[0])
             if meaning is None:
                 continue
@@ -90,7 +95,9 @@ def polarity(target_texts: list[tuple[str, str]]) -> Claim | None:
             keeps = bool(meaning.group("keep")) != bool(meaning.group("not"))
             return Claim("keep" if keeps == bool(positive) else "block", where)
     return first(
-        {"add": r"additive mask|mask,? (?:that is |which is )?added to|added to the (?:attention )?(?:scores|logits)"},
+        {
+            "add": r"additive mask|mask,? (?:that is |which is )?added to|added to the (?:attention )?(?:scores|logits)"
+        },
         target_texts,
     )
 
@@ -107,11 +114,15 @@ def by_name(parameter: str | None) -> Claim | None:
 def layout_of(target_texts: list[tuple[str, str]]) -> Claim | None:
     """The layout of the query, where the text gives its shape in brackets."""
     for where, text in target_texts:
-        shape = re.search(r"\b(?:q|query|queries|x)\b[^()\[\]]{0,40}[(\[]([^()\[\]]+)[)\]]", text, re.IGNORECASE)
+        shape = re.search(
+            r"\b(?:q|query|queries|x)\b[^()\[\]]{0,40}[(\[]([^()\[\]]+)[)\]]", text, re.IGNORECASE
+        )
         if shape is None:
             continue
         axes = [a.strip().lower() for a in re.split(r"[,\s]+", shape.group(1).strip()) if a.strip()]
-        head = next((i for i, a in enumerate(axes) if re.fullmatch(r"h|n_?heads?|num_?heads?|heads?|nh|hq", a)), None)
+        head = next(
+            (i for i, a in enumerate(axes) if re.fullmatch(r"h|n_?heads?|num_?heads?|heads?|nh|hq", a)), None
+        )
         if len(axes) == 3 and head is None:
             return Claim("bld", where)
         if len(axes) == 4 and head in (1, 2):
@@ -148,7 +159,10 @@ def read(target: object, names: dict[str, str]) -> Claims:
             about,
         ),
         scaled_query=first(
-            {"query": r"(?:query|q) (?:is |must be |has been |comes )?(?:already |pre-?)\s?scaled|pre-?scaled quer"}, about
+            {
+                "query": r"(?:query|q) (?:is |must be |has been |comes )?(?:already |pre-?)\s?scaled|pre-?scaled quer"
+            },
+            about,
         ),
         weights=first(
             {

@@ -15,7 +15,9 @@ def check(
         str | None, typer.Argument(metavar="FILE.py:NAME | package.module:NAME", help="What to check.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Hazards count: exit with 1 when there are any.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Hazards count: exit with 1 when there are any.")
+    ] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List every mistake that is known.")] = False,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="MISTAKE", help="Teach one mistake, with a picture.")
@@ -25,13 +27,17 @@ def check(
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option("--layout", help=f"Axes of its tensors: {', '.join(LAYOUTS)} (e = heads * size). Tried otherwise."),
+        typer.Option(
+            "--layout", help=f"Axes of its tensors: {', '.join(LAYOUTS)} (e = heads * size). Tried otherwise."
+        ),
     ] = None,
     heads: Annotated[int | None, typer.Option("--heads", min=1, help="Number of heads of a module.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A value for another parameter.")
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds before it is given up.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="Seconds before it is given up.")
+    ] = 60.0,
 ) -> None:
     """Say what is wrong with an attention.
 

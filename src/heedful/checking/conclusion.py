@@ -38,7 +38,9 @@ def report(exam: Exam, made: Made) -> None:
         exam.record.convention("the query comes scaled")
         return
     if name == "heads-groups-tiled" and not isinstance(exam.caller, Function):
-        exam.record.convention("grouped heads are tiled (0,1,0,1); weights of Llama and its like come as (0,0,1,1)")
+        exam.record.convention(
+            "grouped heads are tiled (0,1,0,1); weights of Llama and its like come as (0,0,1,1)"
+        )
         return
     right, assumed = errors(exam.best, exam.evidence, [name])
     who = exam.claims.causal.where if exam.claims.causal else "the causal flag"

@@ -1,6 +1,7 @@
 """Builds a module from its class: works out what its constructor wants."""
 
 import copy
+import inspect
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,9 @@ def config(given: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(**named)
 
 
-def arguments(target: type, sizes: tuple[int, int, int], settings: dict[str, Any], longest: int) -> dict[str, Any]:
+def arguments(
+    target: type, sizes: tuple[int, int, int], settings: dict[str, Any], longest: int
+) -> dict[str, Any]:
     """Keyword arguments for the constructor.
 
     Raises:
@@ -52,9 +55,7 @@ def arguments(target: type, sizes: tuple[int, int, int], settings: dict[str, Any
             given[name] = settings[name]
         elif role == "config":
             given[name] = config(known)
-        elif parameter.default is not parameter.empty and role in (None, "base", "causal"):
-            continue
-        elif parameter.default is None and role == "head_dim":
+        elif left_alone(parameter, role):
             continue
         elif role is not None:
             given[name] = known[role]
@@ -64,6 +65,13 @@ def arguments(target: type, sizes: tuple[int, int, int], settings: dict[str, Any
                 "or check an instance instead of the class."
             )
     return given
+
+
+def left_alone(parameter: inspect.Parameter, role: str | None) -> bool:
+    """Whether a parameter keeps its default."""
+    if role == "head_dim":
+        return parameter.default is None
+    return parameter.default is not parameter.empty and role in (None, "base", "causal")
 
 
 def build(
@@ -99,7 +107,9 @@ def prepare(module: nn.Module) -> nn.Module:
     try:
         module = copy.deepcopy(module)
     except Exception as error:
-        raise CannotCheck(f"it can't be copied ({type(error).__name__}: {error}), and I won't change yours.") from error
+        raise CannotCheck(
+            f"it can't be copied ({type(error).__name__}: {error}), and I won't change yours."
+        ) from error
     module = module.float().eval()
     disturb(module)
     return module

@@ -14,7 +14,7 @@ from heedful.checking import catalogue
 from heedful.checking.calling import CallFailed, call_quietly
 from heedful.checking.cases import Case
 from heedful.checking.exam import Exam
-from heedful.checking.examination import compared
+from heedful.checking.examination import compared, made_of
 from heedful.checking.fit import error_of, gap, simplest
 from heedful.checking.module_calls import Module
 from heedful.checking.search import cast, chain
@@ -64,12 +64,16 @@ class CacheStages:
 
 def has_cache(caller: Any) -> bool:
     """Whether a module can be called step by step."""
-    return isinstance(caller, Module) and caller.same and bool({"cache", "use_cache", "start"} & caller.names.keys())
+    return (
+        isinstance(caller, Module)
+        and caller.same
+        and bool({"cache", "use_cache", "start"} & caller.names.keys())
+    )
 
 
 def cache_step(exam: Exam) -> None:
     """Decode in steps of one token, and of several; find out what the cache does wrong."""
-    if not has_cache(exam.caller):
+    if not has_cache(exam.caller) or "cache-unwritten" in exam.best.names:
         return
     exam.progress("decoding with the cache")
     case = exam.caller.base(replace(exam.shape, queries=LENGTH, keys=LENGTH))
@@ -80,10 +84,12 @@ def cache_step(exam: Exam) -> None:
     plans = [plan for plan in PLANS if way.works(case, plan)]
     seen = [x for plan in plans for x in way.decode(case, plan)]
     predict = partial(predicted, exam, case, plans)
-    entries = [m for m in catalogue.mistakes("cache") if m.searched]
+    entries = [made_of(m, CacheStages) for m in catalogue.mistakes("cache") if m.searched]
     fit = simplest(seen, [None], entries, CacheStages(), predict)
     if fit is None:
-        exam.record.properties.append("decoding with the cache differs from the whole sequence at once, in no known way")
+        exam.record.properties.append(
+            "decoding with the cache differs from the whole sequence at once, in no known way"
+        )
         return
     right = error_of(seen, None, (), CacheStages(), predict)
     for made in fit.made:
@@ -94,7 +100,9 @@ def cache_step(exam: Exam) -> None:
     not_cleared(exam, way, case)
 
 
-def predicted(exam: Exam, case: Case, plans: Sequence[Sequence[int]], reading: None, stages: CacheStages) -> list[Tensor]:
+def predicted(
+    exam: Exam, case: Case, plans: Sequence[Sequence[int]], reading: None, stages: CacheStages
+) -> list[Tensor]:
     """The outputs of every step of every plan."""
     return [x for plan in plans for x in steps(exam, case, plan, stages)]
 
@@ -176,6 +184,8 @@ class Way:
             result = call_quietly(caller.module, (), arguments)
             outputs.append(caller.read(result, replace(case_now, key=x, value=x)).output)
             cache = next_cache(result, outputs[-1], cache)
+            if "cache" in caller.names and (cache is None or (isinstance(cache, (list, dict)) and not cache)):
+                raise CallFailed("no cache came back")
             done += new
         return outputs
 
@@ -202,7 +212,11 @@ def next_cache(result: object, output: Tensor, given: Any) -> Any:
 
 def is_output(part: object, output: Tensor) -> bool:
     """Whether this part of a result is the output."""
-    return isinstance(part, Tensor) and part.shape == output.shape and torch.equal(part.detach().double(), output)
+    return (
+        isinstance(part, Tensor)
+        and part.shape == output.shape
+        and torch.equal(part.detach().double(), output)
+    )
 
 
 def first_working(caller: Module, case: Case) -> Way | None:
@@ -257,8 +271,7 @@ def not_cleared(exam: Exam, way: Way, case: Case) -> None:
     except CallFailed as error:
         exam.record.untold.append(f"a second sequence: {error}")
         return
-    away = max((a - b).abs().max().item() for a, b in zip(fresh, again))
+    away = max((a - b).abs().max().item() for a, b in zip(fresh, again, strict=True))
     if away > DIFFERENT:
         exam.record.find("cache-not-cleared", "the same two tokens, after another sequence", {"difference": away},
                          smallest="two sequences of one token")  # fmt: skip
-

@@ -35,7 +35,11 @@ def examine_module(record: Record, target: Any, options: Options) -> None:
         return
     axis = varying_axis(added)
     about = first(
-        {"batch": r"[(\[]\s*(?:b|n|batch(?:_size)?)\s*,", "length": r"[(\[]\s*(?:l|t|s|seq(?:_len|uence)?\w*)\s*,"}, texts(target)
+        {
+            "batch": r"[(\[]\s*(?:b|n|batch(?:_size)?)\s*,",
+            "length": r"[(\[]\s*(?:l|t|s|seq(?:_len|uence)?\w*)\s*,",
+        },
+        texts(target),
     )
     if axis is None:
         record.find("positions-wrong-axis", "a batch of zeros comes back with equal rows",
@@ -44,9 +48,13 @@ def examine_module(record: Record, target: Any, options: Options) -> None:
     if axis == 0 and about is not None and about.what == "batch":
         effect = f"every token of a sample gets the same row, though {about.where} says (batch, length, ...)"
         words = {"axis": "the batch", "effect": effect}
-        record.find("positions-wrong-axis", f"the encoding of {BATCH} samples differs, that of tokens doesn't", words)
+        record.find(
+            "positions-wrong-axis", f"the encoding of {BATCH} samples differs, that of tokens doesn't", words
+        )
     else:
-        record.convention("layout (batch, length, features)" if axis == 1 else "layout (length, batch, features)")
+        record.convention(
+            "layout (batch, length, features)" if axis == 1 else "layout (length, batch, features)"
+        )
 
     def make(length: int, _: int) -> Tensor:
         sizes = (BATCH, length) if axis == 1 else (length, BATCH)
@@ -87,7 +95,9 @@ def run(module: nn.Module, x: Tensor) -> Tensor:
         if tensor.shape == x.shape:
             return tensor.detach().double()
     shapes = ", ".join(str(tuple(t.shape)) for t in found)
-    raise CannotCheck(f"it returned {shapes or 'no tensor'} for an input of {tuple(x.shape)}; I expected the same shape.")
+    raise CannotCheck(
+        f"it returned {shapes or 'no tensor'} for an input of {tuple(x.shape)}; I expected the same shape."
+    )
 
 
 def as_positions(module: nn.Module, width: int) -> Any:

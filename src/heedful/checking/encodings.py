@@ -90,7 +90,11 @@ def readings() -> list[TableReading]:
 
 
 def judge(
-    record: Record, make: Make, sizes: list[tuple[int, int]], target: Any, make_odd: Callable[[], Tensor] | None
+    record: Record,
+    make: Make,
+    sizes: list[tuple[int, int]],
+    target: Any,
+    make_odd: Callable[[], Tensor] | None,
 ) -> Fit | None:
     """Compare the tables with the right ones, and say what is wrong with them.
 
@@ -105,7 +109,9 @@ def judge(
     try:
         seen = [make(*size) for size in sizes]
     except CallFailed as error:
-        raise CannotCheck(f"calling it with {sizes[0][0]} positions and {sizes[0][1]} columns failed:\n{error}") from error
+        raise CannotCheck(
+            f"calling it with {sizes[0][0]} positions and {sizes[0][1]} columns failed:\n{error}"
+        ) from error
     fit = fitted(seen, sizes, right)
     if fit is None:
         fit = fitted(seen, sizes, right, LOOSE)
@@ -154,7 +160,9 @@ def base_of(seen: Tensor, reading: TableReading) -> float | None:
     pair = (2, 3) if reading.layout == "pairs" else (1, (width + 1) // 2 + 1)
     if width < 4 or max(pair) >= width:
         return None
-    sine, cosine = (seen[1 - reading.start, p].item() if reading.start == 0 else seen[0, p].item() for p in pair)
+    sine, cosine = (
+        seen[1 - reading.start, p].item() if reading.start == 0 else seen[0, p].item() for p in pair
+    )
     if reading.cosine_first:
         sine, cosine = cosine, sine
     step = torch.atan2(torch.tensor(sine), torch.tensor(cosine)).item()
@@ -163,7 +171,12 @@ def base_of(seen: Tensor, reading: TableReading) -> float | None:
 
 
 def write(
-    record: Record, fit: Fit, seen: Sequence[Tensor], sizes: Sequence[tuple[int, int]], right: TableStages, target: Any
+    record: Record,
+    fit: Fit,
+    seen: Sequence[Tensor],
+    sizes: Sequence[tuple[int, int]],
+    right: TableStages,
+    target: Any,
 ) -> None:
     """Mistakes and conventions of a table."""
     reading: TableReading = fit.reading
@@ -171,11 +184,15 @@ def write(
     for made in fit.made:
         extra = {"longest": 6.28 * 10000 ** float(str(made.variant.words.get("by", 1))), "right": 62832.0}
         smallest = f"{sizes[0][0]} positions, {sizes[0][1]} columns"
-        record.find(made.mistake.name, compared(plain, fit.error), dict(made.variant.words) | extra, smallest=smallest)
+        record.find(
+            made.mistake.name, compared(plain, fit.error), dict(made.variant.words) | extra, smallest=smallest
+        )
     if reading.base != 10000.0:
         paper = error_of(seen, replace(reading, base=10000.0), (), right, predictor(sizes))
         record.find("positions-base", compared(paper, fit.error), {"instead": float(f"{reading.base:.4g}")})
-    record.convention("columns in pairs (sine, cosine, ...)" if reading.layout == "pairs" else "sines, then cosines")
+    record.convention(
+        "columns in pairs (sine, cosine, ...)" if reading.layout == "pairs" else "sines, then cosines"
+    )
     if reading.cosine_first:
         record.convention("cosines before sines")
     if reading.spacing == "ends":
@@ -219,8 +236,14 @@ def odd_size(record: Record, fit: Fit, make: Callable[[], Tensor]) -> None:
         if re.search(r"even|divisible|odd|% 2", text):
             record.convention("even sizes only, and says so")
             return
-        outcome = f"raises {text.splitlines()[0]}" if "returned" not in text else f"makes a table of another shape: {text}"
-        record.find("positions-odd-size", "5 positions, 7 columns", {"outcome": outcome}, smallest="3 columns")
+        outcome = (
+            f"raises {text.splitlines()[0]}"
+            if "returned" not in text
+            else f"makes a table of another shape: {text}"
+        )
+        record.find(
+            "positions-odd-size", "5 positions, 7 columns", {"outcome": outcome}, smallest="3 columns"
+        )
         return
     off = (seen - table(5, 7, fit.reading, TableStages())).abs().max().item()
     if off > LOOSE and not fit.made and fit.reading.spacing == "size":
@@ -237,5 +260,6 @@ def describe(record: Record, seen: Tensor) -> None:
         record.properties.append(f"it holds numbers up to {seen.abs().max().item():.3g}; sines stay within 1")
     lengths = seen.norm(dim=1)
     if (lengths - lengths[0]).abs().max() > 1e-3:
-        record.properties.append("rows have different lengths; with pairs of sine and cosine all are sqrt(d / 2)")
-
+        record.properties.append(
+            "rows have different lengths; with pairs of sine and cosine all are sqrt(d / 2)"
+        )

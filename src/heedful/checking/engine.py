@@ -14,7 +14,9 @@ from heedful.checking.targets import gpu, headline, kind_of
 Progress = Callable[[str], None]
 
 
-def examine(target: Any, options: Options, name: str | None = None, progress: Progress = lambda words: None) -> Diagnosis:
+def examine(
+    target: Any, options: Options, name: str | None = None, progress: Progress = lambda words: None
+) -> Diagnosis:
     """Examine a target in this process, on one thread: its inputs are tiny."""
     title = headline(target, name) if callable(target) else str(name or target)
     threads = torch.get_num_threads()

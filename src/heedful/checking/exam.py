@@ -64,7 +64,9 @@ class Exam:
         self.evidence.append(new)
         return True
 
-    def extend(self, new: Evidence, start: Sequence[Hypothesis], families: Sequence[str] = ALL) -> list[Hypothesis]:
+    def extend(
+        self, new: Evidence, start: Sequence[Hypothesis], families: Sequence[str] = ALL
+    ) -> list[Hypothesis]:
         """The simplest hypotheses from `start` that hold on the new evidence, and on the old."""
         return extend(start, [new, *self.evidence], searched(families), tolerance=self.tolerance)
 
@@ -73,5 +75,7 @@ class Exam:
         stages = chain(self.best.variants)
         assert stages is not None
         call = self.caller.explain(case, self.best.reading, self.evidence[0].seen.form)
-        logits = attend(cast(call, torch.float64), replace(stages, report=lambda weights, logits: logits)).weights
+        logits = attend(
+            cast(call, torch.float64), replace(stages, report=lambda weights, logits: logits)
+        ).weights
         return logits.masked_fill(~logits.isfinite(), 0.0).abs().max().item()

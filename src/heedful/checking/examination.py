@@ -1,14 +1,14 @@
 """The record of one examination: evidence, what holds so far, and the findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from heedful.checking import catalogue
 from heedful.checking.catalogue.entry import Mistake
 from heedful.checking.diagnosis import RIGHT, WRONG, Diagnosis, Finding
 from heedful.checking.search import Evidence, Hypothesis, Made
-from heedful.checking.stages import Sizes
+from heedful.checking.stages import Sizes, Stages
 
 
 @dataclass
@@ -23,7 +23,13 @@ class Record:
     untold: list[str] = field(default_factory=list)
 
     def find(
-        self, name: str, evidence: str, words: Mapping[str, Any], *, smallest: str = "", family: str | None = None
+        self,
+        name: str,
+        evidence: str,
+        words: Mapping[str, Any],
+        *,
+        smallest: str = "",
+        family: str | None = None,
     ) -> None:
         """Add the catalogue's entry of this name, once."""
         entry = catalogue.find(name)
@@ -69,7 +75,9 @@ def words_of(sizes: Sizes, made: Made) -> dict[str, Any]:
     return words
 
 
-def errors(hypothesis: Hypothesis, evidence: Sequence[Evidence], without: Iterable[str]) -> tuple[float, float]:
+def errors(
+    hypothesis: Hypothesis, evidence: Sequence[Evidence], without: Iterable[str]
+) -> tuple[float, float]:
     """Largest error with these mistakes taken out of the hypothesis, and with them in it."""
     left_out = set(without)
     corrected = replace(hypothesis, made=tuple(m for m in hypothesis.made if m.mistake.name not in left_out))
@@ -88,4 +96,13 @@ def compared(right: float, assumed: float) -> str:
 def searched(families: Iterable[str]) -> list[Mistake]:
     """The entries of these families that the search may combine."""
     wanted = set(families)
-    return [m for m in catalogue.mistakes("attention") if m.searched and m.family in wanted]
+    entries = [m for m in catalogue.mistakes("attention") if m.searched and m.family in wanted]
+    if "cache" in wanted:
+        entries.append(made_of(catalogue.find("cache-unwritten"), Stages))
+    return entries
+
+
+def made_of(entry: Mistake, stages: type) -> Mistake:
+    """The entry with those of its variants that this chain of stages has a place for."""
+    places = {f.name for f in fields(stages)}
+    return replace(entry, variants=tuple(v for v in entry.variants if v.stages.keys() <= places))

@@ -62,7 +62,7 @@ def error_of(
         wanted = predict(reading, stages)
     except (RuntimeError, IndexError):
         return torch.inf
-    return max(gap(a, b) for a, b in zip(seen, wanted))
+    return max(gap(a, b) for a, b in zip(seen, wanted, strict=True))
 
 
 def gap(seen: Tensor, wanted: Tensor) -> float:

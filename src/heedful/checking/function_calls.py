@@ -34,7 +34,9 @@ def joined_call(case: Case, reading: Reading, form: str) -> Call:
     call = reading.call(case, form)
     query, key, value = (x.transpose(1, 2).flatten(2) for x in (call.query, call.key, call.value))
     shape = case.shape
-    return replace(call, query=query, key=key, value=value, heads=shape.heads, kv_heads=shape.kv_heads, merged=False)
+    return replace(
+        call, query=query, key=key, value=value, heads=shape.heads, kv_heads=shape.kv_heads, merged=False
+    )
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,11 @@ class Function(Observing):
         mask = None if self.passing is None else self.passing.give(case, case.shape.heads)
         if self.passing is not None and mask is not None:
             given[self.names[self.passing.role]] = mask.to(dtype) if mask.is_floating_point() else mask
-        sizes: dict[str, object] = {"causal": case.causal, "heads": case.shape.heads, "kv_heads": case.shape.kv_heads}
+        sizes: dict[str, object] = {
+            "causal": case.causal,
+            "heads": case.shape.heads,
+            "kv_heads": case.shape.kv_heads,
+        }
         if self.needs_scale:
             sizes["scale"] = case.shape.head_dim**-0.5
         named = {self.names[role]: value for role, value in sizes.items() if role in self.names}

@@ -63,7 +63,9 @@ def function_of(target: Callable[..., Any], options: Options) -> Function:
             "or wrap the target in a function that does."
         )
     if "mask" not in names:
-        fourth = [p for p in parameters(target) if p.name not in names.values() and p.name not in options.settings]
+        fourth = [
+            p for p in parameters(target) if p.name not in names.values() and p.name not in options.settings
+        ]
         if fourth and fourth[0].default in (None, inspect.Parameter.empty) and len(fourth) == 1:
             names["mask"] = fourth[0].name
     return Function(target, names, positional=positional(target), constants=constants(target, names, options))

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from heedful.checking.calling import CallFailed, Seen
 from heedful.checking.cases import Case
-from heedful.checking.search import Evidence, difference, largest, rows
-from heedful.checking.stages import Result
 from heedful.checking.exam import Exam
 from heedful.checking.mask_steps import masked_case
+from heedful.checking.search import Evidence, difference, largest, rows
+from heedful.checking.stages import Result
 
 HIGH = 200.0  # exp(88) is the largest that float32 holds
 OVERWHELMING = 3e4
@@ -186,4 +186,3 @@ def precision(exam: Exam) -> None:
             {"error": item.error(right), "usual": usual},
             smallest="the plain case",
         )
-

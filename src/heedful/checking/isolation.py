@@ -51,7 +51,9 @@ def check_apart(
         outbox = Path(folder) / "outbox"
         outbox.touch()
         command = [sys.executable, "-m", "heedful.checking.worker", str(outbox), spec, json.dumps(options)]
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         assert child.stdout is not None
         printed = Tail(child.stdout)
         try:

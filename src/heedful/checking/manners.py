@@ -7,8 +7,8 @@ from torch import Tensor
 
 from heedful.checking.calling import CallFailed, Seen
 from heedful.checking.cases import Case
-from heedful.checking.search import largest
 from heedful.checking.exam import Exam
+from heedful.checking.search import largest
 
 CLOSE = 1e-4
 
@@ -104,8 +104,10 @@ def one_query(exam: Exam) -> None:
         return
     outcome = outcome_of(exam, exam.caller.arguments(case, torch.float32), case, wanted)
     if outcome:
-        exam.record.find("batch-of-one", "compared with the same query among others",
-                         {"where": "as the only query", "outcome": reworded(outcome)}, smallest="one query")  # fmt: skip
+        words = {"where": "as the only query", "outcome": reworded(outcome)}
+        exam.record.find(
+            "batch-of-one", "compared with the same query among others", words, smallest="one query"
+        )
 
 
 def reworded(outcome: str) -> str:
@@ -124,6 +126,11 @@ def dtypes(exam: Exam) -> None:
         except CallFailed:
             continue
         if seen.dtype != dtype:
-            names = {"given": str(dtype).removeprefix("torch."), "returned": str(seen.dtype).removeprefix("torch.")}
-            exam.record.find("dtype-changed", "the dtype of the output", names, smallest=f"inputs in {names['given']}")
+            names = {
+                "given": str(dtype).removeprefix("torch."),
+                "returned": str(seen.dtype).removeprefix("torch."),
+            }
+            exam.record.find(
+                "dtype-changed", "the dtype of the output", names, smallest=f"inputs in {names['given']}"
+            )
             return

@@ -97,7 +97,9 @@ def calls(target: Any, options: Options) -> Iterator[tuple[dict[str, Any], int, 
     """Arguments to try, with the numbers of queries and keys they ask for, and whether there is padding."""
     names = assign(target, ROLES)
     fixed = dict(options.settings)
-    free = [p.name for p in parameters(target) if p.default is p.empty and p.name not in {*names.values(), *fixed}]
+    free = [
+        p.name for p in parameters(target) if p.default is p.empty and p.name not in {*names.values(), *fixed}
+    ]
     tokens = torch.where(real(LENGTHS, QUERIES), torch.arange(1, QUERIES + 1), 0)
     pad = {names["pad"]: 0} if "pad" in names else {}
     if "tokens" in names:
@@ -151,7 +153,9 @@ def first_built(record: Record, target: Any, options: Options) -> Built | None:
 def arranged(mask: Tensor, queries: int, keys: int, padding: bool) -> Tensor | None:
     """The mask as (B, L, S) or (L, S), or (B, S) for padding alone."""
     squeezed = mask.reshape([n for n in mask.shape if n != 1] or [1])
-    if squeezed.shape in ((queries, keys), (BATCH, queries, keys)) and not (padding and squeezed.shape == (BATCH, keys)):
+    if squeezed.shape in ((queries, keys), (BATCH, queries, keys)) and not (
+        padding and squeezed.shape == (BATCH, keys)
+    ):
         return squeezed
     return squeezed if padding and squeezed.shape == (BATCH, keys) else None
 
@@ -202,14 +206,21 @@ def write(record: Record, built: Built, fit: Fit, claim: Claim | None, alignment
     sizes = f"{built.queries} queries, {built.keys} keys"
     for made in fit.made:
         words: Mapping[str, object] = {**made.variant.words, "who": "its name"}
-        record.find(made.mistake.name, f"{sizes}: with that assumed every entry fits", words, smallest="2 queries, 2 keys")
+        record.find(
+            made.mistake.name,
+            f"{sizes}: with that assumed every entry fits",
+            words,
+            smallest="2 queries, 2 keys",
+        )
     if built.additive:
         record.convention(f"mask of {built.kind}")
     else:
         actual = "lets True attend" if reading.keep else "blocks where True"
         if claim is not None and claim.what in ("keep", "block") and (claim.what == "keep") != reading.keep:
             words = {"claim": claim.where, "actual": actual}
-            record.find("mask-inverted", f"{sizes}: every entry is the opposite", words, smallest="1 query, 1 key")
+            record.find(
+                "mask-inverted", f"{sizes}: every entry is the opposite", words, smallest="1 query, 1 key"
+            )
         else:
             record.convention(f"mask True {'= may attend' if reading.keep else '= blocked'} ({built.kind})")
     if reading.causal and built.queries != built.keys:

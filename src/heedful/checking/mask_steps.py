@@ -51,7 +51,9 @@ class Meaning:
     start: tuple[Hypothesis, ...]
 
 
-def meanings(exam: Exam, role: str, shape: str, kinds: Sequence[str], size: Shape | None = None) -> list[Meaning]:
+def meanings(
+    exam: Exam, role: str, shape: str, kinds: Sequence[str], size: Shape | None = None
+) -> list[Meaning]:
     """Every way to read the mask that the accepted kinds allow."""
     found = []
     for reads, kind in MEANINGS:
@@ -126,7 +128,9 @@ WORDS = {"keep": "True = may attend", "block": "True = blocked", "add": "is adde
 SPOKEN = {"keep": "lets True attend", "block": "blocks where True", "add": "is added to the scores"}
 
 
-def judge_mask(exam: Exam, role: str, chosen: Meaning, held: Sequence[Meaning], options: Sequence[Meaning]) -> None:
+def judge_mask(
+    exam: Exam, role: str, chosen: Meaning, held: Sequence[Meaning], options: Sequence[Meaning]
+) -> None:
     """Report the meaning as a convention, or as a mistake where the target says otherwise."""
     claim = exam.claims.padding if role == "padding" else exam.claims.mask
     if claim is not None and chosen.reads != claim.what and claim.what != "add":
@@ -143,12 +147,17 @@ def judge_mask(exam: Exam, role: str, chosen: Meaning, held: Sequence[Meaning], 
         return
     name = "padding mask" if role == "padding" else "mask"
     readings = dict.fromkeys(m.reads for m in (chosen, *held) if m.kind != "int")
-    exam.record.convention(" and ".join([f"{name} {WORDS[chosen.reads]}"] + [
-        "a float mask " + WORDS["add"] for r in readings if r == "add" and chosen.reads != "add"
-    ]))
+    exam.record.convention(
+        " and ".join(
+            [f"{name} {WORDS[chosen.reads]}"]
+            + ["a float mask " + WORDS["add"] for r in readings if r == "add" and chosen.reads != "add"]
+        )
+    )
 
 
-def claimed_error(exam: Exam, chosen: Meaning, options: Sequence[Meaning], claimed: str) -> tuple[float, float]:
+def claimed_error(
+    exam: Exam, chosen: Meaning, options: Sequence[Meaning], claimed: str
+) -> tuple[float, float]:
     """Error when the mask is read as claimed, and as it is meant."""
     other = next((m for m in options if m.reads == claimed), chosen)
     said = [replace(h, reading=replace(h.reading, mask=claimed, padding=claimed)) for h in other.start]

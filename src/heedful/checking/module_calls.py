@@ -38,10 +38,9 @@ class View:
             raise RuntimeError(f"the fused projection can't be read as {reading.order}")
         call = reading.call(case, form)
         query, key, value = call.query[:, 0], call.key[:, 0], call.value[:, 0]
-        return replace(
-            call, query=query, key=key, value=value, heads=self.heads, kv_heads=self.kv_heads,
-            projections=matrices, merged=False, unasked=~call.padding if case.same and call.padding is not None else None,
-        )  # fmt: skip
+        unasked = ~call.padding if case.same and call.padding is not None else None
+        call = replace(call, query=query, key=key, value=value, unasked=unasked, merged=False)
+        return replace(call, heads=self.heads, kv_heads=self.kv_heads, projections=matrices)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ ROLES = (
 )  # fmt: skip
 
 
+BASES = (10000.0, 500000.0)  # of rotations that a block may apply by itself
+
+
 def forward_of(module: nn.Module) -> Any:
     """The method whose parameters say what the module takes; keras has `call`."""
     method = module.forward
@@ -128,13 +131,18 @@ def always_on_in(module: Module) -> list[Reading]:
     found = module.view.found
     fitting = [o for o in orders(found) if module.view.matrices(o) is not None]
     basic = always_on()
-    usual = [replace(r, order=o, rare=r.rare or not is_usual(o)) for o in fitting for r in basic if not r.rare or is_usual(o)]
+    usual = [
+        replace(r, order=o, most=r.most if is_usual(o) else 0)
+        for o in fitting
+        for r in basic
+        if r.alibi is None or is_usual(o)
+    ]
     turned = [
-        replace(r, rotary=Rotation(layout, base), rare=True)
+        replace(r, rotary=Rotation(layout, base), most=1 if base == BASES[0] else 0)
         for r in usual
-        if not r.rare and r.alibi is None
+        if r.most == 2
         for layout in ("half", "interleaved")
-        for base in (10000.0, 500000.0)
+        for base in BASES
     ]
     return [*usual, *turned]
 
@@ -145,10 +153,11 @@ def projection_words(found: Found, order: str) -> list[str]:
     if found.fused and order:
         letters, axes = order.split()
         names = {"r": "role", "h": "head", "d": "size"}
-        words.append(f"fused projection in the order {', '.join(letters)} ({', '.join(names[a] for a in axes)})")
+        words.append(
+            f"fused projection in the order {', '.join(letters)} ({', '.join(names[a] for a in axes)})"
+        )
     if order == "transposed":
         words.append("weights used as x @ W")
     if "output" not in found.matrices:
         words.append("no output projection")
     return words
-

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from heedful.checking.stages import Linear
 
@@ -59,8 +59,10 @@ def natural(name: str) -> list[object]:
 
 
 def linears(module: nn.Module) -> Iterator[tuple[str, Linear, list[str], bool]]:
-    """Every weight of a projection: its name, the weight as (out, in) with its bias, the parameters it stands for,
-    and whether it is a bare parameter, whose orientation only the code knows.
+    """Every weight of a projection, as (out, in) with its bias.
+
+    Yields its name, the weight and bias, the parameters they stand for, and whether it is a bare parameter, whose
+    orientation only the code knows.
     """
     parameters = dict(module.named_parameters())
     owners = dict(module.named_modules())
@@ -98,14 +100,16 @@ def find(module: nn.Module) -> Found:
         used.update(names)
         any_bare |= bare and linear.weight.shape[0] == linear.weight.shape[1]
     if not groups.keys() & {"query", "fused"} and len(leftover) in (3, 4):
-        for role, (_, linear, names) in zip((*SIDES, "output"), leftover):
+        for role, (_, linear, names) in zip((*SIDES, "output"), leftover, strict=False):
             groups[role] = [linear]
             used.update(names)
     matrices = {role: stack(parts) for role, parts in groups.items()}
     loose = dict(module.named_parameters()).get("in_proj_bias")
     if loose is not None and "query" in matrices and "in_proj_bias" not in used:
         parts = loose.detach().chunk(3)
-        matrices |= {side: Linear(matrices[side].weight, part) for side, part in zip(SIDES, parts)}
+        matrices |= {
+            side: Linear(matrices[side].weight, part) for side, part in zip(SIDES, parts, strict=True)
+        }
         used.add("in_proj_bias")
     unknown = [n for n, p in module.named_parameters() if n not in used and p.ndim > 0]
     return Found(matrices, unknown, any_bare)
@@ -114,7 +118,9 @@ def find(module: nn.Module) -> Found:
 def stack(parts: list[Linear]) -> Linear:
     """One matrix from those of several single heads."""
     biases = [p.bias for p in parts if p.bias is not None]
-    return Linear(torch.cat([p.weight for p in parts]), torch.cat(biases) if len(biases) == len(parts) else None)
+    return Linear(
+        torch.cat([p.weight for p in parts]), torch.cat(biases) if len(biases) == len(parts) else None
+    )
 
 
 AXES = ("rhd", "hrd", "hdr", "rdh", "dhr", "drh")
@@ -148,7 +154,10 @@ def projections(found: Found, order: str, heads: int, kv_heads: int) -> dict[str
         parts = cut(fused, counts, axes)
         if parts is None:
             return None
-        sides |= {{"q": "query", "k": "key", "v": "value"}[letter]: part for letter, part in zip(letters, parts)}
+        sides |= {
+            {"q": "query", "k": "key", "v": "value"}[letter]: part
+            for letter, part in zip(letters, parts, strict=True)
+        }
     return sides if sides.keys() >= set(SIDES) else None
 
 

@@ -134,7 +134,11 @@ def judge_rescale(record: Record, pattern: Pattern) -> None:
     wanted = 1 / (1 - pattern.zeros)
     if abs(pattern.kept - 1.0) < 1e-3 and wanted > 1.02:
         words = {"p": round(pattern.zeros, 1), "ratio": (1 - pattern.zeros) * pattern.kept}
-        record.find("dropout-without-rescale", f"weights that are kept become {pattern.kept:.2f} times as large", words)
+        record.find(
+            "dropout-without-rescale",
+            f"weights that are kept become {pattern.kept:.2f} times as large",
+            words,
+        )
 
 
 def training(record: Record, caller: Any, shape: Shape, claims: Claims, p: float | None) -> None:
@@ -176,7 +180,9 @@ def in_training(caller: Any) -> Iterator[Any]:
         return
     module = copy.deepcopy(caller.module).train()
     layers = [m for m in module.modules() if isinstance(m, nn.Dropout)]
-    constants = dict(caller.constants) | ({caller.names["training"]: True} if "training" in caller.names else {})
+    constants = dict(caller.constants) | (
+        {caller.names["training"]: True} if "training" in caller.names else {}
+    )
     if len(layers) < 2:
         yield replace(caller, module=module, constants=constants)
         return
@@ -194,7 +200,9 @@ def returned_weights(record: Record, caller: Any, shape: Shape, claims: Claims) 
     if (weights.sum(-1) - 1).abs().max() < 1e-4:
         return
     if claims.sums is not None:
-        record.find("weights-dropped", "in training mode their rows don't sum to 1", {"claim": claims.sums.where})
+        record.find(
+            "weights-dropped", "in training mode their rows don't sum to 1", {"claim": claims.sums.where}
+        )
         return
     record.convention("weights after dropout")
 

@@ -18,7 +18,7 @@ class Reading:
         alibi: "distance" or "key" when the target adds ALiBi by itself.
         rotary: Rotation that the target applies to queries and keys by itself.
         order: Order of a fused projection, as `projections.py` spells it.
-        rare: Hardly anybody does this; not tried together with mistakes.
+        most: How many mistakes are tried together with it: fewer for what few people do.
     """
 
     mask: str = "keep"
@@ -28,7 +28,7 @@ class Reading:
     alibi: str | None = None
     rotary: Rotation | None = None
     order: str = ""
-    rare: bool = False
+    most: int = 2
 
     def call(self, case: Case, form: str) -> Call:
         """The call as the target understands it, where heads are handed over split."""
@@ -55,5 +55,5 @@ class Reading:
 def always_on() -> list[Reading]:
     """What a target may do by itself on every call: nothing, causality, ALiBi."""
     usual = [Reading(), Reading(causal="end"), Reading(causal="start")]
-    alibis = [replace(r, alibi=a, rare=True) for a in ("distance", "key") for r in usual]
+    alibis = [replace(r, alibi=a, most=1) for a in ("distance", "key") for r in usual]
     return usual + alibis

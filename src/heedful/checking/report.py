@@ -84,7 +84,9 @@ def as_rich(found: Diagnosis) -> "Text":
 def as_html(found: Diagnosis) -> str:
     """A fragment for a notebook. Everything the target said is escaped."""
     color = {"right": "#1a7f37", "wrong": "#cf222e"}.get(found.verdict, "#9a6700")
-    parts = [f'<div style="font-family:sans-serif"><b style="color:{color}">{html.escape(headline(found))}</b>']
+    parts = [
+        f'<div style="font-family:sans-serif"><b style="color:{color}">{html.escape(headline(found))}</b>'
+    ]
     for title, findings in (("mistakes", found.mistakes), ("hazards", found.hazards)):
         if findings:
             parts.append(f"<p>{title}</p><ul>" + "".join(map(html_item, findings)) + "</ul>")
@@ -96,7 +98,11 @@ def as_html(found: Diagnosis) -> str:
 
 def html_item(finding: Finding) -> str:
     """One finding as a list item."""
-    details = [finding.evidence, finding.smallest and f"shown by: {finding.smallest}", f"instead: {finding.remedy}"]
+    details = [
+        finding.evidence,
+        finding.smallest and f"shown by: {finding.smallest}",
+        f"instead: {finding.remedy}",
+    ]
     inner = "<br>".join(html.escape(d) for d in details if d)
     return (
         f"<li><b>{html.escape(finding.description)}</b> (<code>{html.escape(finding.name)}</code>)"

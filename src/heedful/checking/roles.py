@@ -20,7 +20,8 @@ NAMES = {
     "causal": "causal is_causal use_causal_mask causal_flag",
     "scale": "scale scaling softmax_scale sm_scale",
     "dropout": "dropout dropout_p dropout_rate attn_dropout p_dropout dropout_prob attn_pdrop drop p",
-    "heads": "num_heads n_heads nhead heads n_head nheads num_attention_heads num_query_heads n_query_heads h q_num_heads head_num heads_num",
+    "heads": "num_heads n_heads nhead heads n_head nheads num_attention_heads num_query_heads n_query_heads h "
+    "q_num_heads head_num heads_num",
     "kv_heads": "num_kv_heads n_kv_heads kv_heads num_key_value_heads kv_num_heads n_kv_head num_groups",
     "grouped": "enable_gqa",
     "module": "module",
@@ -94,7 +95,9 @@ def documented(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return found
 
 
-def assign(function: Callable[..., Any], roles: Iterable[str], in_order: tuple[str, ...] = ()) -> dict[str, str]:
+def assign(
+    function: Callable[..., Any], roles: Iterable[str], in_order: tuple[str, ...] = ()
+) -> dict[str, str]:
     """Which parameter plays which role: role to parameter name.
 
     Args:
@@ -111,7 +114,7 @@ def assign(function: Callable[..., Any], roles: Iterable[str], in_order: tuple[s
     missing = [r for r in in_order if r not in found]
     if in_order and len(missing) == len(in_order):
         free = [p.name for p in required(function) if p.name not in found.values()]
-        found.update(zip(in_order, free))
+        found.update(zip(in_order, free, strict=False))
     return found
 
 

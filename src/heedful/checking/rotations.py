@@ -80,9 +80,15 @@ def write(record: Record, way: Way, fit: Fit, claims: Claims) -> None:
         record.find(made.mistake.name, compared(plain, fit.error), dict(made.variant.words),
                     smallest="two tokens, positions 0 and 1")  # fmt: skip
     if claims.rotary is not None and claims.rotary.what != reading.layout and way.tells_layout:
-        words = {"actual": LAYOUTS[reading.layout], "claim": claims.rotary.where, "claimed": LAYOUTS[claims.rotary.what]}
+        words = {
+            "actual": LAYOUTS[reading.layout],
+            "claim": claims.rotary.where,
+            "claimed": LAYOUTS[claims.rotary.what],
+        }
         other = error_of(way.seen(), replace(reading, layout=claims.rotary.what), (), RIGHT, way.predict)
-        record.find("rotary-layout", f"read as claimed, the error is {other:.1e}", words, smallest="position 1, D = 4")
+        record.find(
+            "rotary-layout", f"read as claimed, the error is {other:.1e}", words, smallest="position 1, D = 4"
+        )
     elif way.tells_layout:
         record.convention(f"columns pair up {LAYOUTS[reading.layout]}")
     record.convention(*way.words)
@@ -126,4 +132,3 @@ def describe(record: Record, way: Way) -> None:
             record.properties.append(f"lengths change by up to {change:.2g}; a rotation keeps them")
         if (seen[..., :1, :] - given[..., :1, :]).abs().max() > CLOSE:
             record.properties.append("position 0 is not left alone")
-

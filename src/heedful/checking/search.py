@@ -197,7 +197,7 @@ def extend(
     for count in counts:
         found: list[Hypothesis] = []
         for hypothesis in start:
-            if count and hypothesis.reading.rare:
+            if count > hypothesis.reading.most:
                 continue
             showing = showing_variants(hypothesis, evidence, mistakes) if count else []
             choices = (hypothesis.plus(more) for more in subsets(showing, count))
@@ -222,7 +222,10 @@ def showing_variants(
         kept: dict[Variant, list[Result | None]] = {}
         for variant in mistake.variants:
             made = [e.predict(hypothesis.plus([Made(mistake, variant)])) for e in evidence]
-            if all(any(differ(a, b) for a, b in zip(made, other)) for other in (base, *kept.values())):
+            if all(
+                any(differ(a, b) for a, b in zip(made, other, strict=True))
+                for other in (base, *kept.values())
+            ):
                 kept[variant] = made
         if kept:
             found.append(replace(mistake, variants=tuple(kept)))

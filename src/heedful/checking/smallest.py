@@ -59,7 +59,9 @@ def shown_on(exam: Exam, others: Hypothesis) -> str | None:
         right, wrong = item.predict(others), item.predict(exam.best)
         if right is None or wrong is None or right.output.shape != wrong.output.shape:
             return item.case.name
-        if difference(right.output, wrong.output, rows(right, item.seen.form)) > VISIBLE * largest(right.output):
+        if difference(right.output, wrong.output, rows(right, item.seen.form)) > VISIBLE * largest(
+            right.output
+        ):
             return item.case.name
     return None
 

@@ -39,7 +39,9 @@ class Call:
     alibi: str | None = None  # "distance" or "key": slopes times distance, or times the key's index
     rotary: "Rotation | None" = None
     places: tuple[Tensor, Tensor] | None = None  # positions of queries and keys; None: both from 0
-    unasked: Tensor | None = None  # bool (B, L): padded queries of self-attention, whose answer is nobody's business
+    unasked: Tensor | None = (
+        None  # bool (B, L): padded queries of self-attention, whose answer is nobody's business
+    )
     merged: bool = False  # hand the output back as (B, L, H * Dv) although heads came split
 
 
@@ -150,7 +152,9 @@ def position_bias(sizes: Sizes, call: Call) -> Tensor | None:
     keys = torch.arange(sizes.keys)
     if call.alibi == "key":
         return slopes[:, None, None] * keys
-    queries = torch.arange(sizes.queries)[:, None] + (sizes.keys - sizes.queries if call.causal == "end" else 0)
+    queries = torch.arange(sizes.queries)[:, None] + (
+        sizes.keys - sizes.queries if call.causal == "end" else 0
+    )
     return -slopes[:, None, None] * (queries - keys).abs()
 
 

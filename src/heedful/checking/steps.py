@@ -22,7 +22,9 @@ def causal_step(exam: Exam) -> None:
     except CallFailed as error:
         exam.record.untold.append(f"the causal flag: {error}")
         return
-    start = [replace(h, reading=replace(h.reading, flag=f)) for f in ("end", "start") for h in exam.hypotheses]
+    start = [
+        replace(h, reading=replace(h.reading, flag=f)) for f in ("end", "start") for h in exam.hypotheses
+    ]
     exam.narrow(exam.extend(new, start), new, "with the causal flag")
 
 
@@ -74,9 +76,9 @@ def grouped_step(exam: Exam) -> None:
     except CallFailed:
         return
     exam.progress("trying grouped heads")
-    if exam.narrow(exam.extend(new, exam.hypotheses), new, "with 4 query heads and 2 key heads"):
-        if "heads-groups-tiled" not in exam.best.names:
-            exam.record.convention("grouped heads are neighbors")
+    held = exam.narrow(exam.extend(new, exam.hypotheses), new, "with 4 query heads and 2 key heads")
+    if held and "heads-groups-tiled" not in exam.best.names:
+        exam.record.convention("grouped heads are neighbors")
 
 
 def weights_step(exam: Exam) -> None:

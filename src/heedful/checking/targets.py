@@ -76,7 +76,9 @@ def run_import(action: Any, what: str) -> Any:
             'under `if __name__ == "__main__":`.'
         ) from error
     except Exception as error:
-        raise CannotCheck(f"importing {what} failed {where(error)}: {type(error).__name__}: {error}{gpu(error)}") from error
+        raise CannotCheck(
+            f"importing {what} failed {where(error)}: {type(error).__name__}: {error}{gpu(error)}"
+        ) from error
 
 
 def where(error: BaseException) -> str:
@@ -101,7 +103,9 @@ def suggestion(name: str, module: object) -> str:
     names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")] if hasattr(
         module, "__dict__"
     ) else []  # fmt: skip
-    own = [n for n in names if getattr(getattr(module, n), "__module__", None) == getattr(module, "__name__", "")]
+    own = [
+        n for n in names if getattr(getattr(module, n), "__module__", None) == getattr(module, "__name__", "")
+    ]
     close = difflib.get_close_matches(name, own or names, n=3, cutoff=0.5) or (own or names)[:6]
     return f" It has: {', '.join(close)}." if close else ""
 
@@ -111,7 +115,7 @@ def headline(target: Any, spec: str | None = None) -> str:
     name = spec.rpartition(":")[2] if spec else getattr(target, "__name__", type(target).__name__)
     function = target
     if inspect.isclass(target) or not inspect.isroutine(target):
-        function = getattr(target, "forward", getattr(target, "__call__", target))
+        function = getattr(target, "forward", target)
     names = [p.name for p in parameters(function) if p.name != "self"]
     return f"{name}({', '.join(names)})"
 
@@ -123,7 +127,9 @@ def kind_of(target: Any) -> str:
     function = getattr(target, "forward", target) if is_module else target
     roles = {role_of(p.name, ("query", "key", "value", "qkv", "cache", "cosine", "frequencies"))
              for p in parameters(function)}  # fmt: skip
-    if {"cosine", "frequencies"} & roles or re.search(r"rotary|rope\b|rope_|_rope|rotate|freqs|cos_sin|sin_cos", name):
+    if {"cosine", "frequencies"} & roles or re.search(
+        r"rotary|rope\b|rope_|_rope|rotate|freqs|cos_sin|sin_cos", name
+    ):
         return "rotary"
     if re.search(r"cache", name):
         return "cache"

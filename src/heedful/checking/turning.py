@@ -119,7 +119,11 @@ class Way:
         if self.layout:
             return list(rotated(self.query, self.key, reading, stages))
         steps = stages.frequencies(stages.exponents(SIZE, "size"), reading.base)
-        angles = stages.places(torch.zeros(1, 1, self.length, SIZE), reading.start).reshape(-1, 1) * steps * reading.sign
+        angles = (
+            stages.places(torch.zeros(1, 1, self.length, SIZE), reading.start).reshape(-1, 1)
+            * steps
+            * reading.sign
+        )
         return [fill(angles.cos(), self.style), fill(angles.sin(), self.style)]
 
 
@@ -149,7 +153,9 @@ def given_tables(length: int, style: str) -> tuple[Tensor, Tensor]:
 def ways(target: Any, options: Options) -> Iterator[Way]:
     """Every way to call the target that its parameters suggest."""
     if inspect.isclass(target):
-        target = build(target, replace(options, settings=dict(options.settings)), LONGEST, sizes=((1, 1, SIZE),))
+        target = build(
+            target, replace(options, settings=dict(options.settings)), LONGEST, sizes=((1, 1, SIZE),)
+        )
     if isinstance(target, nn.Module):
         target.eval()
         yield from module_ways(target, options)
@@ -166,7 +172,9 @@ def module_ways(module: nn.Module, options: Options) -> Iterator[Way]:
             yield from function_ways(method, method, options)
 
 
-def function_ways(function: Callable[..., Any], described: Callable[..., Any], options: Options) -> Iterator[Way]:
+def function_ways(
+    function: Callable[..., Any], described: Callable[..., Any], options: Options
+) -> Iterator[Way]:
     """All combinations of layout and tables for one callable."""
     names = assign(described, ROLES)
     layouts = [options.layout] if options.layout else LAYOUTS
@@ -193,7 +201,9 @@ def sides(names: dict[str, str], query: Tensor, key: Tensor) -> list[dict[str, T
     return [{name: query}, {name: key}]
 
 
-def caller(function: Callable[..., Any], names: dict[str, str], extra: Callable[[Tensor], dict[str, Any]]) -> Any:
+def caller(
+    function: Callable[..., Any], names: dict[str, str], extra: Callable[[Tensor], dict[str, Any]]
+) -> Any:
     """A function of (query, key) that calls the target once or twice."""
     return lambda query, key: [
         call_quietly(function, (), {**given, **extra(query)}) for given in sides(names, query, key)
@@ -208,7 +218,10 @@ def own_ways(
     positions: list[Callable[[Tensor], dict[str, Any]]] = [lambda x: {}]
     if "positions" in names:
         name = names["positions"]
-        positions = [lambda x: {name: torch.arange(x.shape[axis])}, lambda x: {name: torch.arange(x.shape[axis])[None]}]
+        positions = [
+            lambda x: {name: torch.arange(x.shape[axis])},
+            lambda x: {name: torch.arange(x.shape[axis])[None]},
+        ]
     sizes = {names[r]: SIZE for r in ("width", "head_dim") if r in names and is_required(described, names[r])}
     for place in positions:
 
@@ -255,7 +268,9 @@ def table_ways(function: Any, names: dict[str, str], fixed: dict[str, Any]) -> I
 
             def make(query: Tensor, key: Tensor, as_tensor: bool = as_tensor) -> object:
                 count = query.shape[-2]
-                given: dict[str, Any] = {length: torch.arange(count) if as_tensor else count} if length else {}
+                given: dict[str, Any] = (
+                    {length: torch.arange(count) if as_tensor else count} if length else {}
+                )
                 return call_quietly(function, (), {**fixed, **given} | ({width: SIZE} if width else {}))
 
             yield Way(make, "", style)

@@ -2,7 +2,11 @@
 
 from functools import partial
 
+from torch import Tensor
+from torch.nn.functional import pad
+
 from heedful.checking.catalogue.entry import Family
+from heedful.checking.stages import Sizes, causal
 
 family = Family(
     "cache",
@@ -83,6 +87,18 @@ def offset() -> list[dict[str, object]]:
     ]
 
 
+def padded_to(query: Tensor, key: Tensor, value: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of zeros behind the written ones, up to this size."""
+    count = max(size - key.shape[-2], 0)
+    return query, pad(key, (0, 0, 0, count)), pad(value, (0, 0, 0, count))
+
+
+def causal_then_open(sizes: Sizes, align: str) -> Tensor:
+    """Causal among as many keys as queries; everybody sees the slots behind them."""
+    written = causal(sizes._replace(keys=sizes.queries), align)
+    return pad(written, (0, sizes.keys - sizes.queries), value=True)
+
+
 def empty_slots(written: int, size: int) -> int:
     """All slots of a cache of this size count, written or not."""
     return max(size - written, 0)
@@ -97,10 +113,13 @@ def empty_slots(written: int, size: int) -> int:
 )
 def unwritten() -> list[dict[str, object]]:
     """A key of zeros has a score of 0, and so a weight. Its value of zeros pulls the output towards 0."""
-    return [
-        {"unwritten": partial(empty_slots, size=size), "words": {"slots": size}}
-        for size in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    sizes = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    stepwise = [{"unwritten": partial(empty_slots, size=size), "words": {"slots": size}} for size in sizes]
+    at_once = [
+        {"operands": partial(padded_to, size=size), "causal": causal_then_open, "words": {"slots": size}}
+        for size in sizes
     ]
+    return [*stepwise, *at_once]
 
 
 @family.mistake(

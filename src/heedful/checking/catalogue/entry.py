@@ -31,7 +31,6 @@ class Mistake:
         hazard: True when the answer is right on ordinary inputs.
         searched: False when a check of its own finds it, instead of the search over combinations.
         subject: What can make it: "attention", "positions", "rotary", "mask" or "cache".
-        code: Source of the first wrong implementation.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Mistake:
     hazard: bool = False
     searched: bool = True
     subject: str = "attention"
-    code: str = ""
 
     def sentence(self, words: Mapping[str, object]) -> str:
         """The line for the report, with numbers filled in."""
@@ -87,10 +85,9 @@ class Family:
                 for choice in choices
             )
             explanation = inspect.getdoc(function) or ""
-            code = inspect.getsource(function)
             entry = Mistake(
                 name, self.name, says, explanation, remedy, source, shows, variants, also, hazard,
-                searched and not hazard, subject or self.subject, code,
+                searched and not hazard, subject or self.subject,
             )  # fmt: skip
             self.mistakes.append(entry)
             return function

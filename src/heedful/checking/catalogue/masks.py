@@ -31,7 +31,7 @@ def opposite_padding(call: Call, sizes: Sizes) -> Tensor | None:
     "mask-inverted",
     says="the mask means the opposite of what {claim} says: it {actual}",
     remedy=FILL + "; nn.MultiheadAttention's masks are the other way round",
-    source="LLMs-from-scratch#1061 (and the other polarity mix-ups in x-transformers#160, NVIDIA/TransformerEngine#614)",
+    source="LLMs-from-scratch#1061, x-transformers#160, NVIDIA/TransformerEngine#614 (polarity mixed up)",
     shows="any mask; only called a mistake when the target itself says which meaning it has",
     searched=False,
 )
@@ -305,4 +305,3 @@ def empty_mean() -> list[dict[str, object]]:
 def nan_leak(weights: Tensor, value: Tensor) -> Tensor:
     """Uninitialized cache slots and padding can hold anything. A weight of 0 does not silence a NaN."""
     return weights @ value
-

@@ -1,6 +1,7 @@
 """Mistakes around the attention proper: projections, dropout, and the weights that are handed back."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,12 +17,22 @@ family = Family(
 )
 
 
-def without_bias(call: Call, *sides: str) -> Call:
+def without_bias(call: Call, sides: tuple[str, ...]) -> Call:
     """The same call with these biases gone."""
     if call.projections is None:
         return call
     projections = {n: Linear(p.weight, None) if n in sides else p for n, p in call.projections.items()}
     return replace(call, projections=projections)
+
+
+def project_without_bias(call: Call, sides: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Input projections, some without their bias."""
+    return project(without_bias(call, sides))
+
+
+def leave_without_bias(call: Call, context: Tensor, sides: tuple[str, ...]) -> Tensor:
+    """The output projection, perhaps without its bias."""
+    return leave(without_bias(call, sides), context)
 
 
 @family.mistake(
@@ -32,17 +43,20 @@ def without_bias(call: Call, *sides: str) -> Call:
     shows="a bias that isn't 0 (new modules often start with 0)",
 )
 def bias_lost() -> list[dict[str, object]]:
-    """`x @ layer.weight.T` leaves the layer's bias behind. (A key's bias cancels in softmax and can't show.)"""
+    """`x @ layer.weight.T` leaves the layer's bias behind.
 
-    def lose(*sides: str) -> dict[str, object]:
-        return {
-            "project": lambda call: project(without_bias(call, *sides)),
-            "leave": lambda call, context: leave(without_bias(call, *sides), context),
+    A key's bias adds the same to all scores of a row, cancels in softmax, and can't show.
+    """
+    inputs = ("query", "key", "value")
+    choices = [("query",), ("value",), ("output",), inputs, (*inputs, "output")]
+    return [
+        {
+            "project": partial(project_without_bias, sides=sides),
+            "leave": partial(leave_without_bias, sides=sides),
             "words": {"sides": " and ".join(sides)},
         }
-
-    inputs = ("query", "key", "value")
-    return [lose("query"), lose("value"), lose("output"), lose(*inputs), lose(*inputs, "output")]
+        for sides in choices
+    ]
 
 
 @family.mistake(

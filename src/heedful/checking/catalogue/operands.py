@@ -1,6 +1,7 @@
 """Mistakes in which tensor plays which part."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -112,15 +113,11 @@ def equal_lengths(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     return query, key[..., :count, :], value[..., :count, :]
 
 
-def wrong_projection(used: str, wanted: str) -> dict[str, object]:
+def share_matrix(call: Call, used: str, wanted: str) -> tuple[Tensor, Tensor, Tensor]:
     """Project one side with another side's matrix."""
-
-    def projected(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        if call.projections is None:
-            return project(call)
-        return project(replace(call, projections={**call.projections, wanted: call.projections[used]}))
-
-    return {"project": projected, "words": {"used": used, "wanted": wanted}}
+    if call.projections is None:
+        return project(call)
+    return project(replace(call, projections={**call.projections, wanted: call.projections[used]}))
 
 
 @family.mistake(
@@ -133,25 +130,39 @@ def wrong_projection(used: str, wanted: str) -> dict[str, object]:
 def wrong_matrix() -> list[dict[str, object]]:
     """Copied lines: `v = self.k_proj(x)`. One matrix is never trained, another serves twice."""
     names = ("query", "key", "value")
-    return [wrong_projection(used, wanted) for wanted in reversed(names) for used in names if used != wanted]
+    return [
+        {
+            "project": partial(share_matrix, used=used, wanted=wanted),
+            "words": {"used": used, "wanted": wanted},
+        }
+        for wanted in reversed(names)
+        for used in names
+        if used != wanted
+    ]
 
 
 @family.mistake(
     "operands-memory-ignored",
-    says="keys and values come from the query's input: the {other} input changes nothing",
+    stage="project",
+    says="keys and values come from the query's input: the key and value input changes nothing",
     remedy="self.k_proj(key) and self.v_proj(value), not of query",
     source="cross-attention pasted from self-attention code",
     shows="a key input that is not the query input, as many queries as keys",
 )
-def memory_ignored() -> list[dict[str, object]]:
+def memory_ignored(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-attention that projects the query three times is self-attention."""
+    if call.projections is None:
+        return project(call)
+    return project(replace(call, key=call.query, value=call.query))
 
-    def projected(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        if call.projections is None:
-            return project(call)
-        return project(replace(call, key=call.query, value=call.query))
 
-    return [{"project": projected, "words": {"other": "key and value"}}]
+def leave_out(call: Call, side: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Project two sides, and use the third as it is."""
+    if call.projections is None:
+        return project(call)
+    inputs = {"query": call.query, "key": call.key, "value": call.value}
+    done = {n: x if n == side else linear(x, call.projections[n]) for n, x in inputs.items()}
+    return done["query"], done["key"], done["value"]
 
 
 @family.mistake(
@@ -163,15 +174,7 @@ def memory_ignored() -> list[dict[str, object]]:
 )
 def not_projected() -> list[dict[str, object]]:
     """The projection is computed into one name, and the raw input is used under another."""
-
-    def without(side: str) -> dict[str, object]:
-        def projected(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-            if call.projections is None:
-                return project(call)
-            inputs = {"query": call.query, "key": call.key, "value": call.value}
-            done = {n: x if n == side else linear(x, call.projections[n]) for n, x in inputs.items()}
-            return done["query"], done["key"], done["value"]
-
-        return {"project": projected, "words": {"side": side}}
-
-    return [without(side) for side in ("query", "key", "value")]
+    return [
+        {"project": partial(leave_out, side=side), "words": {"side": side}}
+        for side in ("query", "key", "value")
+    ]

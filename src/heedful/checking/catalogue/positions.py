@@ -97,7 +97,7 @@ def cosine_missing(angles: Tensor, width: int, reading: TableReading) -> Tensor:
     "positions-wrong-axis",
     stage="positions",
     says="the table is indexed along {axis}: {effect}",
-    remedy="x + pe[: x.size(1)] for (batch, length, features); pe[: x.size(0)].unsqueeze(1) for (length, batch, features)",
+    remedy="x + pe[: x.size(1)] for (batch, length, features), pe[: x.size(0), None] for (length, batch, features)",
     source="DiffPoseTalk#20, influenza_transformer#9, GETNext#2",
     shows="two samples and two tokens or more",
     searched=False,
@@ -189,4 +189,3 @@ def alibi_sign(sizes: Sizes, call: Call) -> Tensor | None:
     """The bias must grow more negative with distance."""
     bias = position_bias(sizes, call)
     return None if bias is None else -bias
-

@@ -28,8 +28,9 @@ family = Family(
     searched=False,
 )
 def layout() -> list[dict[str, object]]:
-    """Both are right for a model trained with them. With weights of the other kind the first token is right and
-    the rest is garbage.
+    """Both are right for a model trained with them.
+
+    With weights of the other kind the first token is right and the rest is garbage.
     """
     return [{"exponents": exponents}]
 
