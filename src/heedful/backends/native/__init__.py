@@ -10,13 +10,16 @@ import torch
 from torch.autograd import forward_ad
 
 from ..._call import Call
-from ...reductions import Reduction
+from ...reductions import Reduction, TopK
 from .. import Result, load
 from . import _library, _questions
 from ._gradient import attend
+from ._info import Info, info
 from ._run import Wanted
 
 NAME = "native"
+
+__all__ = ["NAME", "Info", "info", "refusals", "run"]
 
 
 def refusals(call: Call) -> list[str]:
@@ -25,7 +28,9 @@ def refusals(call: Call) -> list[str]:
     if call.query.device.type != "cpu":
         found.append(f"it runs on the CPU, the tensors are on {call.query.device}")
     elif call.query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        found.append(f"it takes float32, bfloat16 and float16, not {str(call.query.dtype).removeprefix('torch.')}")
+        found.append(
+            f"it takes float32, bfloat16 and float16, not {str(call.query.dtype).removeprefix('torch.')}"
+        )
     if call.edits:
         found.append("an edit changes the weights before the values are summed")
     if call.dropout_p:
@@ -45,7 +50,7 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
     needed = {name for names in known.values() for name in names}
     wanted = Wanted(
         tuple(sorted(needed - {"topk"})),
-        max((each.k for each in known if "topk" in known[each]), default=0),
+        max((each.k for each in known if isinstance(each, TopK)), default=0),
         need_output,
     )
     found = attend(call, wanted, recorded) if known or need_output else {}

@@ -63,7 +63,11 @@ def run(command: list[str]) -> str:
     except OSError as error:
         raise CannotCompile(f"{command[0]} cannot be run: {error.strerror}") from None
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
+        lines = (
+            [line for line in done.stderr.splitlines() if "error" in line]
+            or done.stderr.splitlines()
+            or ["?"]
+        )
         raise CannotCompile(f"{command[0]} failed: {lines[0]}")
     return done.stdout
 
@@ -95,7 +99,9 @@ def compile_all(folder: Path = LIBRARIES, sanitize: str | None = None, jobs: int
         CannotCompile: There is no compiler, or it fails; the message is one line.
     """
     if sys.platform == "win32":
-        raise CannotCompile("the kernel needs the vector types of GCC or Clang, which Windows builds do not use")
+        raise CannotCompile(
+            "the kernel needs the vector types of GCC or Clang, which Windows builds do not use"
+        )
     levels = LEVELS.get(machine())
     if levels is None:
         raise CannotCompile(f"the kernel is written for x86_64 and aarch64, this is {machine()}")
@@ -113,7 +119,9 @@ def compile_all(folder: Path = LIBRARIES, sanitize: str | None = None, jobs: int
         raise CannotCompile(f"{compiler[0]} knows none of {', '.join(levels)}")
 
     def build(level: str) -> Path:
-        return _link(compiler, [*flags, *known[level], f'-DHEEDFUL_LEVEL="{level}"'], folder / f"{level}{SUFFIX}")
+        return _link(
+            compiler, [*flags, *known[level], f'-DHEEDFUL_LEVEL="{level}"'], folder / f"{level}{SUFFIX}"
+        )
 
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         return list(pool.map(build, known))
@@ -134,14 +142,20 @@ def _link(compiler: list[str], flags: list[str], library: Path) -> Path:
 def main() -> None:
     """Compile in place, and say what was made."""
     parser = argparse.ArgumentParser(description="Compile heedful's native kernel in place.")
-    parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="a checking build, for `make sanitize`")
-    parser.add_argument("--into", type=Path, default=LIBRARIES, help="where the libraries go (default: %(default)s)")
+    parser.add_argument(
+        "--sanitize", choices=sorted(SANITIZERS), help="a checking build, for `make sanitize`"
+    )
+    parser.add_argument(
+        "--into", type=Path, default=LIBRARIES, help="where the libraries go (default: %(default)s)"
+    )
     parser.add_argument("--jobs", type=int, help="compilers at a time")
     options = parser.parse_args()
     try:
         libraries = compile_all(options.into, options.sanitize, options.jobs)
     except CannotCompile as error:
-        print(f"heedful's native kernel was not compiled: {error}. heedful works without it.", file=sys.stderr)
+        print(
+            f"heedful's native kernel was not compiled: {error}. heedful works without it.", file=sys.stderr
+        )
         raise SystemExit(1) from None
     print("\n".join(str(library) for library in libraries))
 

@@ -46,7 +46,9 @@ class Attend(torch.autograd.Function):
     def forward(
         ctx: Any, call: Call, wanted: Wanted, names: tuple[str, ...], *tensors: Tensor
     ) -> tuple[Any, ...]:
-        more = dict.fromkeys((*wanted.names, "row_state", *(("logsumexp",) if call.sinks is not None else ())))
+        more = dict.fromkeys(
+            (*wanted.names, "row_state", *(("logsumexp",) if call.sinks is not None else ()))
+        )
         found = forward(call, replace(wanted, names=tuple(more)))
         ctx.call, ctx.names = call, names
         ctx.save_for_backward(*tensors)

@@ -28,7 +28,10 @@ class NativeCall(Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("struct_size", "threads")),
-        *((name, c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "value_width")),
+        *(
+            (name, c_int64)
+            for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "value_width")
+        ),
         *((name, Array) for name in ("query", "key", "value", "output")),
         ("scale", c_float),
         ("softcap", c_float),

@@ -5,10 +5,8 @@ from torch import Tensor
 
 from ..._call import Call
 from ...reductions import (
-    ByKey,
     Entropy,
     Full,
-    KeyColumns,
     LogSumExp,
     Mass,
     MaxLogit,
@@ -27,7 +25,7 @@ DIFFERENTIABLE = frozenset(("logsumexp", "entropy", "received_sum", "received_co
 def names(reduction: Reduction) -> tuple[str, ...] | None:
     """The answers of the kernel that a reduction is made of; None: the kernel does not know it."""
     kind = type(reduction)
-    if kind is Received:
+    if isinstance(reduction, Received) and kind is Received:
         return {
             "sum": ("received_sum",),
             "max": ("received_max",),
@@ -61,8 +59,9 @@ def answer(reduction: Reduction, found: Answers, call: Call) -> object:
             rows = found["max_logit"]
             total = rows.amax(-1) if L else rows.new_full(rows.shape[:2], -torch.inf)
         case _:
-            (name,) = names(reduction) or ()
-            total = found[name]
+            known = names(reduction)
+            assert known is not None
+            total = found[known[0]]
     return reduction.finish(total, call)
 
 

@@ -67,7 +67,7 @@ def _forward(call: Call, visible: Visible, wanted: Wanted) -> Answers:
 def _room(call: Call, wanted: Wanted) -> Answers:
     """Memory for the answers."""
     (B, H, L, _), (S, Ev) = call.query.shape, call.value.shape[2:]
-    shapes = {name: (B, H, L) for name in PER_ROW} | {name: (B, H, S) for name in PER_KEY}
+    shapes = dict.fromkeys(PER_ROW, (B, H, L)) | dict.fromkeys(PER_KEY, (B, H, S))
     shapes |= {"weights": (B, H, L, S), "row_state": (B, H, L, 2)}
     answers = {name: torch.empty(shapes[name]) for name in wanted.names}
     if wanted.topk:
@@ -98,7 +98,7 @@ def backward(call: Call, row_state: Tensor, grads: Answers, wanted: Collection[s
     if len(parts) == 1:
         return parts[0]
     return {
-        name: sum(part[name].float() for part in parts).to(call.key.dtype)
+        name: torch.stack([part[name].float() for part in parts]).sum(0).to(call.key.dtype)
         if name in ("key", "value")
         else torch.cat([part[name] for part in parts], 2)
         for name in parts[0]

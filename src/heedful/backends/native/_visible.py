@@ -5,6 +5,7 @@ time, so that nothing of size L x S is made.
 """
 
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -111,5 +112,5 @@ class Restrictions:
         if not blocks:
             return None
         if len(blocks) > 1 or blocks[0].dtype not in DTYPES:
-            blocks = [sum(block.float() for block in blocks)]
+            blocks = [reduce(torch.add, (block.float() for block in blocks))]
         return blocks[0].expand(*rows.shape, rows.num_keys)
