@@ -1,6 +1,5 @@
-"""Twenty-two architectures of transformers with random weights, small enough to run in milliseconds, and their inputs."""
+"""Twenty-two architectures of transformers with random weights, small and fast, and their inputs."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -64,7 +63,9 @@ MODELS: dict[str, Tiny] = {
     "qwen2": _decoder("Qwen2"),
     "qwen3": _decoder("Qwen3"),
     "gemma2": _decoder("Gemma2", sliding_window=3, query_pre_attn_scalar=8, attn_logit_softcapping=50.0),
-    "gemma3": _decoder("Gemma3", "Gemma3TextConfig", sliding_window=3, query_pre_attn_scalar=8, num_hidden_layers=6),
+    "gemma3": _decoder(
+        "Gemma3", "Gemma3TextConfig", sliding_window=3, query_pre_attn_scalar=8, num_hidden_layers=6
+    ),
     "gpt_oss": _decoder("GptOss", sliding_window=3, num_local_experts=2, num_experts_per_tok=1),
     "phi3": Tiny("Phi3ForCausalLM", "Phi3Config", {k: v for k, v in DECODER.items() if k != "head_dim"}),
     "gpt_neox": Tiny("GPTNeoXForCausalLM", "GPTNeoXConfig", ENCODER),
@@ -101,7 +102,14 @@ MODELS: dict[str, Tiny] = {
     "distilbert": Tiny(
         "DistilBertModel",
         "DistilBertConfig",
-        {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64},
+        {
+            "vocab_size": 64,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 48,
+            "max_position_embeddings": 64,
+        },
         causal=False,
     ),
     "albert": Tiny("AlbertModel", "AlbertConfig", {**ENCODER, "embedding_size": 16}, causal=False),
@@ -135,7 +143,9 @@ MODELS: dict[str, Tiny] = {
         | {"decoder_start_token_id": 0},
         reads="pairs",
     ),
-    "bart": Tiny("BartForConditionalGeneration", "BartConfig", {**SPEECH, "max_position_embeddings": 64}, reads="pairs"),
+    "bart": Tiny(
+        "BartForConditionalGeneration", "BartConfig", {**SPEECH, "max_position_embeddings": 64}, reads="pairs"
+    ),
     "whisper": Tiny(
         "WhisperForConditionalGeneration",
         "WhisperConfig",
@@ -144,7 +154,9 @@ MODELS: dict[str, Tiny] = {
     ),
     "olmo2": _decoder("Olmo2"),
 }
-DECODERS = [name for name, tiny in MODELS.items() if tiny.reads == "text" and tiny.causal and name != "clip_text"]
+DECODERS = [
+    name for name, tiny in MODELS.items() if tiny.reads == "text" and tiny.causal and name != "clip_text"
+]
 PADDED = [name for name, tiny in MODELS.items() if tiny.reads in ("text", "pairs")]
 
 
@@ -158,7 +170,9 @@ def make(name: str, dtype: torch.dtype = torch.float32, implementation: str = "s
     model = getattr(transformers, tiny.model)(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1 and name != "t5":  # T5 starts with large weights, and its scores are not scaled
+            if (
+                parameter.dim() > 1 and name != "t5"
+            ):  # T5 starts with large weights, and its scores are not scaled
                 parameter.mul_(4)
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # the default has no float64
@@ -201,6 +215,3 @@ def attentions(outputs: Any) -> tuple[Tensor, ...]:
 def logits(outputs: Any) -> Tensor:
     """The numbers that a call is about."""
     return outputs.logits if hasattr(outputs, "logits") else outputs.last_hidden_state
-
-
-Run = Callable[[nn.Module], Any]

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_models import DECODERS, inputs, make
 from torch import Tensor
 
 import heedful
 from heedful import huggingface
 from heedful.watching import watch
+from tiny_models import DECODERS, inputs, make
 
 pytest.importorskip("transformers")
 
@@ -33,7 +33,11 @@ def at_once(model, ids: Tensor, given: dict[str, Tensor]) -> list[Tensor]:
     if keep is not None:
         keep = torch.cat([keep, keep.new_ones(len(ids), ids.shape[1] - keep.shape[1])], 1)
     positions = None if keep is None else (keep.cumsum(1) - 1).clamp(min=0)
-    extra = {} if positions is None or model.config.model_type == "gpt_neox" else {"position_ids": positions[:, :-1]}
+    extra = (
+        {}
+        if positions is None or model.config.model_type == "gpt_neox"
+        else {"position_ids": positions[:, :-1]}
+    )
     with torch.no_grad(), watch(model) as seen:
         model(ids[:, :-1], attention_mask=keep if keep is None else keep[:, :-1], use_cache=False, **extra)
     return [calls.full()[..., -NEW:, :] for calls in seen.values()]
@@ -111,7 +115,12 @@ def test_rows_follow_beams(implementation: str) -> None:
     model = model_of("llama", implementation)
     with watch(model) as seen:
         outputs, given = generate(
-            model, "left", num_beams=3, return_dict_in_generate=True, output_scores=True, num_return_sequences=2
+            model,
+            "left",
+            num_beams=3,
+            return_dict_in_generate=True,
+            output_scores=True,
+            num_return_sequences=2,
         )
     keep = given["attention_mask"].repeat_interleave(2, 0)
     expected = at_once(model, outputs.sequences, {"attention_mask": keep})
@@ -123,7 +132,11 @@ def test_rows_follow_beams(implementation: str) -> None:
 @pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
 def test_cross_attention_of_a_generation(name: str) -> None:
     model = model_of(name, "sdpa")
-    given = {key: x for key, x in inputs(name, "right" if name != "whisper" else None).items() if "decoder" not in key}
+    given = {
+        key: x
+        for key, x in inputs(name, "right" if name != "whisper" else None).items()
+        if "decoder" not in key
+    }
     with watch(model) as seen:
         ids = model.generate(**given, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
     if name == "whisper":  # gives back the new tokens only
@@ -135,7 +148,9 @@ def test_cross_attention_of_a_generation(name: str) -> None:
     for calls in cross:
         expected = once[calls.name].full()[..., -len(calls) :, :]
         torch.testing.assert_close(calls.rows(), expected, atol=1e-6, rtol=1e-5)
-        assert len({weights._call.key.data_ptr() for weights in calls}) == 1, "the encoder's keys are kept once"
+        assert len({weights._call.key.data_ptr() for weights in calls}) == 1, (
+            "the encoder's keys are kept once"
+        )
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "heedful"])

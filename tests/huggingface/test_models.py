@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from tiny_models import MODELS, attentions, inputs, logits, make
 from torch import Tensor
 
+import tiny_models
 from heedful import huggingface
 from heedful.watching import Seen, watch
+from tiny_models import MODELS, attentions, inputs, logits, make
 
 pytest.importorskip("transformers")
 

@@ -9,11 +9,11 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import nn
-from watched_models import Attention, Small, text
 
 import heedful
 from heedful import Reduction, edits, masks
 from heedful.watching import edit, load, watch
+from watched_models import Attention, Small, text
 
 
 def seen_of(model: nn.Module, *reductions: Reduction):
@@ -107,7 +107,7 @@ def test_a_cache_is_written_once(tmp_path) -> None:
         keys = None
 
         def forward(self, x):
-            query, key, value = self.heads(x)
+            query, key, _ = self.heads(x)
             self.keys = key if self.keys is None else torch.cat([self.keys, key], 2)
             F.scaled_dot_product_attention(query, self.keys, self.keys)
             return x

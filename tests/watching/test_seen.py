@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from watched_models import Attention, Small, text
 
 import heedful
 from heedful.watching import NotSeen, watch
+from watched_models import Attention, Small, text
 
 
 def watched(times: int = 1, *reductions: heedful.Reduction):
@@ -64,7 +64,8 @@ def test_names_patterns_and_numbers() -> None:
     assert repr(seen) == "Seen(Small: 3 calls of 3 attention modules: 'layers.0', 'layers.1', 'layers.2'.)"
     for name, message in {
         "layers": "'layers' could be 'layers.0', 'layers.1', 'layers.2'. Name one of them.",
-        "layers.7": "'layers.7' was not seen. Small: 3 calls of 3 attention modules: 'layers.0', 'layers.1', 'layers.2'.",
+        "layers.7": "'layers.7' was not seen. Small: 3 calls of 3 attention modules: 'layers.0', 'layers.1', "
+        "'layers.2'.",
     }.items():
         with pytest.raises(NotSeen) as caught:
             seen[name]
@@ -159,7 +160,8 @@ def test_to_tuple_is_what_attentions_are() -> None:
     with pytest.raises(NotSeen) as caught:
         seen.to_tuple("encoder.*")
     assert str(caught.value) == (
-        "to_tuple('encoder.*') matches nothing. Small: 3 calls of 3 attention modules: 'layers.0', 'layers.1', 'layers.2'."
+        "to_tuple('encoder.*') matches nothing. Small: 3 calls of 3 attention modules: 'layers.0', 'layers.1', "
+        "'layers.2'."
     )
 
 

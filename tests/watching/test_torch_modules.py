@@ -38,7 +38,9 @@ def assert_weights(weights: Tensor, expected: Tensor) -> None:
 class Block(nn.Module):
     """Attention as nanoGPT writes it."""
 
-    def __init__(self, call=lambda *args, **kwargs: F.scaled_dot_product_attention(*args, **kwargs), **options):
+    def __init__(
+        self, call=lambda *args, **kwargs: F.scaled_dot_product_attention(*args, **kwargs), **options
+    ):
         super().__init__()
         self.c_attn, self.c_proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
         self.call, self.options = call, options
@@ -173,7 +175,7 @@ def test_dropout_of_a_model_in_training() -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_function_that_was_imported_by_name(mode) -> None:
-    """`from torch.nn.functional import scaled_dot_product_attention` escapes the replaced function, not the operators."""
+    """`from torch.nn.functional import ...` escapes the replaced function, but not the operators below it."""
     model, x = Model(Block(bound_before_the_watch, is_causal=True)), torch.randn(B, L, E)
     with mode():
         plain = model(x)
@@ -255,10 +257,14 @@ def test_multihead_attention_of_one_sequence() -> None:
 def encoder(**options) -> nn.TransformerEncoder:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nested tensors are not possible with norm_first
-        return nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, 48, batch_first=True, **options), 2).eval()
+        return nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(E, H, 48, batch_first=True, **options), 2
+        ).eval()
 
 
-def encoder_queries_and_keys(model: nn.TransformerEncoder, x: Tensor, **masks: Tensor) -> list[tuple[Tensor, Tensor]]:
+def encoder_queries_and_keys(
+    model: nn.TransformerEncoder, x: Tensor, **masks: Tensor
+) -> list[tuple[Tensor, Tensor]]:
     """Queries and keys of each layer, by the slow path, which gradients switch on."""
     found = []
     for layer in model.layers:

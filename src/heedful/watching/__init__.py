@@ -37,9 +37,9 @@ def watch(
         seen.layers[3].entropy()                       # (batch, heads, queries)
         seen["model.layers.5.self_attn"][0, 7, -1]     # one row, exact
 
-    Watched are `F.scaled_dot_product_attention`, `nn.MultiheadAttention`, the fast paths of `nn.TransformerEncoder`, and
-    heedful's own function, wherever the model calls them in this thread. Models of transformers run as loaded, with
-    attn_implementation "sdpa" or "heedful". Modules that take a softmax of their own are named in `seen.missed`.
+    Watched are `F.scaled_dot_product_attention`, `nn.MultiheadAttention`, the fast paths of `nn.TransformerEncoder`
+    and heedful's own function, wherever the model calls them in this thread. Models of transformers run as loaded,
+    with attn_implementation "sdpa" or "heedful". Modules with a softmax of their own are named in `seen.missed`.
 
     Args:
         model: Any PyTorch model. A compiled one runs uncompiled inside the block.

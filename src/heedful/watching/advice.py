@@ -10,11 +10,13 @@ def check_kernels(model: nn.Module) -> None:
     """Raise where a model of transformers is set to a kernel that lies outside of PyTorch."""
     for name, module in model.named_modules():
         kernel = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        if isinstance(kernel, str) and ("flash" in kernel or "flex" in kernel or "|" in kernel or "/" in kernel):
+        if isinstance(kernel, str) and (
+            "flash" in kernel or "flex" in kernel or "|" in kernel or "/" in kernel
+        ):
             place = f"{name!r}" if name else "the model"
             raise ValueError(
-                f"watch(): {place} runs attn_implementation={kernel!r}, a kernel whose queries and keys cannot be seen. "
-                "Write model.set_attn_implementation('sdpa') first, or heedful.huggingface.use(model): "
+                f"watch(): {place} runs attn_implementation={kernel!r}, a kernel whose queries and keys cannot be "
+                "seen. Write model.set_attn_implementation('sdpa') first, or heedful.huggingface.use(model): "
                 "same weights, same answer up to rounding."
             )
 
@@ -25,12 +27,13 @@ def not_seen(names: Names, seen: Seen) -> str:
     first = next(iter(missed))
     count = "1 module" if len(missed) == 1 else f"{len(missed)} modules"
     return (
-        f"watch() could not see the attention of {count} of {type(names.model).__name__}: {', '.join(listed(list(missed)))}. "
-        f"Of {names.kind(first)}: {missed[first]}. {what_to_do(names.model)}"
+        f"watch() could not see the attention of {count} of {type(names.model).__name__}: "
+        f"{', '.join(listed(list(missed)))}. Of {names.kind(first)}: {missed[first]}. {what_to_do(names.model)}"
     )
 
 
 def what_to_do(model: nn.Module) -> str:
+    """How to bring a model's attention to where it can be watched."""
     settable = getattr(model, "_can_set_attn_implementation", None)
     if settable is None:
         return (
@@ -38,7 +41,10 @@ def what_to_do(model: nn.Module) -> str:
             "which both can be watched."
         )
     if settable():
-        return "Write heedful.huggingface.use(model) before the block: the same attention, where it can be seen."
+        return (
+            "Write heedful.huggingface.use(model) before the block: the same attention, where it can be seen."
+        )
     return (
-        "transformers has one implementation of it only. Pass output_attentions=True to its call for the whole matrices."
+        "transformers has one implementation of it only. Pass output_attentions=True to its call for the whole "
+        "matrices."
     )

@@ -67,7 +67,15 @@ def of_function(
     elif attn_mask is not None:
         bias = attn_mask
     if is_causal:
-        whole = None if mask is None else mask.flatten(0, -4) if rank > 4 else mask[:, None] if rank == 3 else mask
+        whole = (
+            None
+            if mask is None
+            else mask.flatten(0, -4)
+            if rank > 4
+            else mask[:, None]
+            if rank == 3
+            else mask
+        )
         mask = masks.causal() if whole is None else masks.causal() & masks.dense(whole)
     return Arguments(query, key, value, mask, bias, 0 if is_causal else None, scale, dropout_p)
 
@@ -121,7 +129,7 @@ def _fast_mask(blocked: Tensor | None, kind: int | None) -> masks.Mask | Tensor 
     return masks.padding(keep) if kind == 1 else keep
 
 
-_FUSED = (
+_FUSED: tuple[str, ...] = (
     "scaled_dot_product_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention",
@@ -133,7 +141,7 @@ _FUSED = (
 
 def operators() -> dict[Any, Callable[[dict[str, Any]], Arguments]]:
     """Every operator of torch that is attention, with the function that reads its arguments."""
-    readers = dict.fromkeys(_FUSED, of_fused_operator)
+    readers: dict[str, Callable[[dict[str, Any]], Arguments]] = dict.fromkeys(_FUSED, of_fused_operator)
     readers["_native_multi_head_attention"] = of_fast_attention
     readers["_transformer_encoder_layer_fwd"] = of_fast_layer
     packets = {name: getattr(torch.ops.aten, name, None) for name in readers}

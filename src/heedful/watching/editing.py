@@ -55,21 +55,25 @@ def edit(model: nn.Module, edits: Mapping[str, Edit | Sequence[Edit]]) -> Iterat
     unused = [pattern for pattern in chosen if pattern not in editor.applied]
     if unused:
         raise RuntimeError(
-            f"edit() was never applied to {', '.join(listed(unused))} of {type(names.model).__name__}: in this block no "
-            f"attention of these modules ran that can be edited. If the model did run: {what_to_do(names.model)}"
+            f"edit() was never applied to {', '.join(listed(unused))} of {type(names.model).__name__}: in this block "
+            f"no attention of these modules ran that can be edited. If the model did run: {what_to_do(names.model)}"
         )
 
 
 def _checked(names: Names, edits: Mapping[str, Edit | Sequence[Edit]]) -> dict[str, tuple[Edit, ...]]:
     if not isinstance(edits, Mapping) or not edits:
-        raise TypeError(f"edits must map module names to edits, such as {{'layers.3': ablate(0)}}, got {edits!r}.")
+        raise TypeError(
+            f"edits must map module names to edits, such as {{'layers.3': ablate(0)}}, got {edits!r}."
+        )
     names.check("edits", tuple(edits))
     chosen = {}
     for name, given in edits.items():
         chosen[name] = (given,) if callable(given) else tuple(given)
         wrong = next((each for each in chosen[name] if not callable(each)), None)
         if wrong is not None or isinstance(name, int):
-            raise TypeError(f"edits[{name!r}] must be a function panel -> weights, or several, got {given!r}.")
+            raise TypeError(
+                f"edits[{name!r}] must be a function panel -> weights, or several, got {given!r}."
+            )
     return chosen
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -54,7 +53,9 @@ class OperatorMode(TorchDispatchMode):
         if func in self.readers:
             names = [argument.name for argument in func._schema.arguments]
             defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
-            self._tell(frame, self.readers[func], {**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+            self._tell(
+                frame, self.readers[func], {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+            )
         elif operator in _SOFTMAX:
             x, dim = args[0], args[1] if len(args) > 1 and isinstance(args[1], int) else -1
             last = dim in (-1, x.dim() - 1) and x.dim() > 2

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -76,7 +76,8 @@ def load(path: str | os.PathLike[str]) -> Seen:
     if header.get("format") != FORMAT:
         what = f"format {header['format']!r}" if "format" in header else "no format"
         raise ValueError(
-            f"{os.fspath(path)} has {what}, expected {FORMAT!r}: it was not written by seen.save(), or by a newer heedful."
+            f"{os.fspath(path)} has {what}, expected {FORMAT!r}: it was not written by seen.save(), or by a newer "
+            "heedful."
         )
     description = json.loads(header["seen"])
     seen = Seen(description["model"])
@@ -127,7 +128,8 @@ def _series(tensors: Tensors, prefix: str, name: str, calls: list[Weights]) -> l
         call = weights._call
         if call.edits and not _is_meta(call):
             raise NotImplementedError(
-                f"{name!r}, call {i}, has an edit, which no file can hold. Watch with reductions, and save their answers."
+                f"{name!r}, call {i}, has an edit, which no file can hold. Watch with reductions, and save "
+                "their answers."
             )
         following = calls[i + 1]._call if i + 1 < len(calls) else None
         written.insert(0, _written(tensors, f"{prefix}.{i}", weights, following))
@@ -145,17 +147,26 @@ def _written(tensors: Tensors, prefix: str, weights: Weights, following: Call | 
         "batch_shape": list(weights._batch_shape),
         "head_shape": list(weights._head_shape),
         "start": start if isinstance(start, int) else start.tolist(),
-        "answers": [_encoded_answer(tensors, f"{prefix}.{i}", *each) for i, each in enumerate(weights._answers.items())],
+        "answers": [
+            _encoded_answer(tensors, f"{prefix}.{i}", *each)
+            for i, each in enumerate(weights._answers.items())
+        ],
     }
     if _is_meta(call):
         sizes = {name: list(getattr(call, name).shape) for name in ("query", "key", "value")}
         return {**given, "sizes": sizes, "dtype": str(call.query.dtype).removeprefix("torch.")}
-    shares = following is not None and _begins(call.key, following.key) and _begins(call.value, following.value)
+    shares = (
+        following is not None and _begins(call.key, following.key) and _begins(call.value, following.value)
+    )
     given["num_keys"] = call.key.shape[2] if shares else None
     for name in ("query",) if shares else ("query", "key", "value"):
         given[name] = tensors.name(getattr(call, name), f"{prefix}.{name}")
-    given["mask"] = None if call.mask is None else _encoded(tensors, f"{prefix}.mask", call.mask, _dense(call))
-    given["bias"] = [tensors.name(_bias(term, call), f"{prefix}.bias.{i}") for i, term in enumerate(call.bias)]
+    given["mask"] = (
+        None if call.mask is None else _encoded(tensors, f"{prefix}.mask", call.mask, _dense(call))
+    )
+    given["bias"] = [
+        tensors.name(_bias(term, call), f"{prefix}.bias.{i}") for i, term in enumerate(call.bias)
+    ]
     given["sinks"] = None if call.sinks is None else tensors.name(call.sinks, f"{prefix}.sinks")
     return {**given, "scale": call.scale, "softcap": call.softcap}
 
@@ -171,8 +182,8 @@ def _dense(call: Call) -> Callable[[Mask], Tensor]:
         L, S = call.query.shape[2], call.key.shape[2]
         if L * S > LARGEST_MATRIX:
             raise NotImplementedError(
-                f"A mask of type {type(mask).__name__} can only be saved as a matrix, and {L} x {S} is too large for that. "
-                "Watch with reductions, and save their answers."
+                f"A mask of type {type(mask).__name__} can only be saved as a matrix, and {L} x {S} is too large for "
+                "that. Watch with reductions, and save their answers."
             )
         return mask.to_dense(L, S, call.rows.start)
 
@@ -203,13 +214,14 @@ def _encoded(tensors: Tensors, prefix: str, thing: Any, dense: Callable[[Mask], 
     if KNOWN.get(type(thing).__name__) is not type(thing):
         if isinstance(thing, Reduction):
             raise NotImplementedError(
-                f"{type(thing).__name__} is a reduction of your own, which no file can name. Keep its answers with torch.save."
+                f"{type(thing).__name__} is a reduction of your own, which no file can name. Keep its answers with "
+                "torch.save."
             )
         keep = dense(thing)
         thing = _algebra.Dense(keep[(None,) * (4 - keep.dim())])
     fields = {
         field.name: _encoded(tensors, f"{prefix}.{field.name}", getattr(thing, field.name), dense)
-        for field in dataclasses.fields(thing)
+        for field in dataclasses.fields(cast(Any, thing))
     }
     return {"type": type(thing).__name__, "fields": fields}
 
@@ -245,9 +257,12 @@ def _read(found: dict[str, Tensor], given: dict[str, Any], following: Weights | 
     if "sizes" in given:
         dtype = getattr(torch, given["dtype"])
         query, key, value = (
-            torch.empty(given["sizes"][name], dtype=dtype, device="meta") for name in ("query", "key", "value")
+            torch.empty(given["sizes"][name], dtype=dtype, device="meta")
+            for name in ("query", "key", "value")
         )
-        return restored(Call(query, key, value, _rows(query, key, given["start"])), "reference", *shapes, answers)
+        return restored(
+            Call(query, key, value, _rows(query, key, given["start"])), "reference", *shapes, answers
+        )
     query = found[given["query"]]
     if given["num_keys"] is None:
         key, value = found[given["key"]], found[given["value"]]

@@ -73,8 +73,8 @@ class Calls(Sequence[Weights]):
     def _several(self, asked: str) -> str:
         last = len(self) - 1
         return (
-            f"{self.name!r} was called {len(self)} times, so {asked} could mean any of them. Choose a call, 0 to {last}: "
-            f"seen[{self.name!r}][{last}]{asked}. For the row that produced each new token, use .rows()."
+            f"{self.name!r} was called {len(self)} times, so {asked} could mean any of them. Choose a call, 0 to "
+            f"{last}: seen[{self.name!r}][{last}]{asked}. For the row that produced each new token, use .rows()."
         )
 
     def rows(self, beam_indices: Tensor | None = None) -> Tensor:
@@ -100,7 +100,9 @@ class Calls(Sequence[Weights]):
             rows = _follow_beams(rows, beam_indices)
         firsts = self._calls.first_keys
         width = max(first + row.shape[-1] for first, row in zip(firsts, rows, strict=False))
-        placed = [pad(row, (first, width - first - row.shape[-1])) for first, row in zip(firsts, rows, strict=False)]
+        placed = [
+            pad(row, (first, width - first - row.shape[-1])) for first, row in zip(firsts, rows, strict=False)
+        ]
         return torch.stack(placed, dim=-2)
 
 
@@ -218,7 +220,9 @@ class Seen(Mapping[str, Calls]):
         """
         several = {name: calls for name, calls in self.items() if len(calls) > 1}
         if not several:
-            raise NotSeen(f"No module was called more than once, so there are no steps to stitch. {self._summary()}")
+            raise NotSeen(
+                f"No module was called more than once, so there are no steps to stitch. {self._summary()}"
+            )
         return {name: calls.rows(beam_indices) for name, calls in several.items()}
 
     def to_tuple(self, pattern: str = "*", step: int | None = None) -> tuple[Tensor, ...]:

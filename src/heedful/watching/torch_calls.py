@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +60,7 @@ def quiet() -> Iterator[None]:
 
 
 def _torch_listeners() -> tuple[TorchListener, ...]:
-    return tuple(each for each in listeners() if hasattr(each, "heard"))
+    return tuple(cast(TorchListener, each) for each in listeners() if hasattr(each, "heard"))
 
 
 def _attention(*args: Any, **kwargs: Any) -> Tensor:
@@ -93,17 +93,19 @@ def _as_handed(given: Arguments) -> Arguments:
     handed = this_thread.handed
     if handed is None:
         return given
-    query, key, value, mask, bias, *rest = given
     B, H, L, _ = handed.query.shape
-    if query.shape[1] != H:
-        query = handed.query
-        mask, bias = (
-            x.reshape(B, H, L, -1) if isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] > 1 else x
-            for x in (mask, bias)
-        )
-    if key.shape[1] != handed.key.shape[1]:
-        key, value = (x[:, :, : key.shape[2]] for x in (handed.key, handed.value))
-    return Arguments(query, key, value, mask, bias, *rest)
+
+    def unpacked(x: Any) -> Any:
+        per_head = isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] > 1
+        return x.reshape(B, H, L, -1) if per_head else x
+
+    if given.query.shape[1] != H:
+        mask, bias = unpacked(given.mask), unpacked(given.attn_bias)
+        given = given._replace(query=handed.query, mask=mask, attn_bias=bias)
+    if given.key.shape[1] != handed.key.shape[1]:
+        S = given.key.shape[2]
+        given = given._replace(key=handed.key[:, :, :S], value=handed.value[:, :, :S])
+    return given
 
 
 def _multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

@@ -19,7 +19,11 @@ class Watcher:
     """Listens to the calls of one model, and keeps what was asked for in a `Seen`."""
 
     def __init__(
-        self, names: Names, reductions: tuple[Reduction, ...], layers: tuple[str | int, ...] | None, seen: Seen
+        self,
+        names: Names,
+        reductions: tuple[Reduction, ...],
+        layers: tuple[str | int, ...] | None,
+        seen: Seen,
     ):
         self.names, self.reductions, self.layers, self.seen = names, reductions, layers, seen
 
