@@ -13,7 +13,7 @@ KERNEL := $(NATIVE)/_compile.py $(wildcard $(NATIVE)/src/*)
 export SENTENCE ?= The animal didn't cross the street because it was too tired.
 
 .DEFAULT_GOAL := help
-.PHONY: help see setup test test-slow test-outside check fix native docs clean
+.PHONY: help see setup test test-slow test-outside check fix native bench docs clean
 
 help: ## Show this list
 	@echo "usage: make TARGET"
@@ -44,6 +44,9 @@ fix: $(VENV)/.setup ## Format, and repair what the linter can
 
 native: $(VENV)/.see ## Compile the native kernel in place, and say what was made
 	$(BIN)/python $(NATIVE)/_compile.py
+
+bench: $(VENV)/.see ## Peak memory of asking and learning at 8,192 and 16,384 tokens
+	$(BIN)/python benchmarks/memory.py
 
 docs: $(VENV)/.setup ## Build the documentation into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
