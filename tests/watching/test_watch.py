@@ -167,8 +167,8 @@ def test_with_reductions_only_the_answers_are_kept() -> None:
         calls.received()
     assert str(caught.value) == (
         "watch() was given reductions and kept their answers only: Entropy(), TopK(k=3). To ask for Received("
-        "how='sum', per='head', by_value_norm=False) too, name it in watch(), or watch without reductions: that keeps queries and "
-        "keys, and answers anything later."
+        "how='sum', per='head', by_value_norm=False) too, name it in watch(), or watch without reductions: that keeps "
+        "queries and keys, and answers anything later."
     )
     for index in ((0,), (..., -1, slice(None)), (torch.ones(2, 3, 5, 5, dtype=torch.bool),)):
         with pytest.raises(RuntimeError) as caught:
