@@ -133,7 +133,7 @@ def make_call(
         query,
         key,
         value,
-        Rows(slice(0, B), slice(0, H), slice(0, L), start, H, L, S, query.device),
+        Rows((0, B), (0, H), (0, L), start, H, L, S, query.device),
         mask=_mask(mask, dims, sizes, query.device),
         bias=_bias(attn_bias, dims, sizes, query.device),
         scale=_scale(scale, E),

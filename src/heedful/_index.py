@@ -90,9 +90,7 @@ def coordinates(index: Any, shape: tuple[int, ...], device: torch.device) -> lis
         raise IndexError(f"{error} The weights have shape {shape}: (..., queries, keys).") from None
 
 
-def flattened(
-    choices: list[slice | Tensor], shape: tuple[int, ...], device: torch.device
-) -> slice | Tensor:
+def flattened(choices: list[slice | Tensor], shape: tuple[int, ...], device: torch.device) -> slice | Tensor:
     """The choice among all items of `shape`, counted in one row, that one choice per dimension makes."""
     if len(shape) < 2:
         return choices[0] if shape else slice(0, 1)

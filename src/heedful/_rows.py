@@ -9,10 +9,10 @@ from torch import Tensor
 Index = slice | Tensor
 
 
-def index_within(outer: Index, inner: Index) -> Index:
+def _within(outer: Index, inner: Index) -> tuple[int, int] | Tensor:
     """The selection `outer[inner]`: both select along one dimension, slices have step 1."""
     if isinstance(outer, slice) and isinstance(inner, slice):
-        return slice(outer.start + inner.start, outer.start + inner.stop)
+        return outer.start + inner.start, outer.start + inner.stop
     if isinstance(outer, slice):
         return inner + outer.start
     return outer[inner]
@@ -27,7 +27,7 @@ class Rows:
     """Query rows of a call, and where they stand among the keys.
 
     Attributes:
-        batch: Chosen batch items, a slice or a 1-D index tensor.
+        batch: Chosen batch items, a slice, given as such or as (start, stop), or a 1-D index tensor.
         heads: Chosen query heads, likewise.
         index: Chosen queries, likewise.
         start: Position of query 0 among the keys: one number, or one per batch item of the whole call.
@@ -46,13 +46,20 @@ class Rows:
     num_keys: int
     device: torch.device
 
+    def __post_init__(self) -> None:
+        """Pairs (start, stop) become slices: a slice given to a constructor holds constants for Dynamo."""
+        for name in ("batch", "heads", "index"):
+            choice = getattr(self, name)
+            if isinstance(choice, tuple):
+                object.__setattr__(self, name, slice(*choice))
+
     def part(self, batch: Index, heads: Index, index: Index) -> "Rows":
         """A selection within this selection."""
         return replace(
             self,
-            batch=index_within(self.batch, batch),
-            heads=index_within(self.heads, heads),
-            index=index_within(self.index, index),
+            batch=_within(self.batch, batch),
+            heads=_within(self.heads, heads),
+            index=_within(self.index, index),
         )
 
     @property

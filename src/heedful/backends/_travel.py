@@ -56,8 +56,7 @@ class Luggage:
 
     def pack(self, x: Any) -> str:
         """Put the parts of `x` in, and return the text that tells how to put them together again."""
-        if x is None:
-            return "null"
+        # Slices come before None: Dynamo takes the lengths in a slice that is compared with None for constants.
         if isinstance(x, bool):
             return "true" if x else "false"
         if isinstance(x, str):
@@ -71,10 +70,12 @@ class Luggage:
         if isinstance(x, float | torch.SymFloat):
             self.floats.append(x)
             return '["float"]'
-        if isinstance(x, torch.device):
-            return f'["device", "{x}"]'
         if isinstance(x, slice):
             return self._all("slice", (x.start, x.stop, x.step))
+        if x is None:
+            return "null"
+        if isinstance(x, torch.device):
+            return f'["device", "{x}"]'
         if type(x) is tuple or type(x) is list:
             return self._all(type(x).__name__, x)
         if type(x) in FIELDS:
