@@ -11,6 +11,14 @@ from oracle import assert_equals_truth
 QUESTIONS = (Entropy(), LogSumExp(), MaxLogit())
 
 
+def slow_but(*fast: torch.dtype) -> list:
+    """All dtypes as parameters, those not named marked as slow."""
+    return [
+        pytest.param(dtype, id=name_of(dtype), marks=[pytest.mark.slow] * (dtype not in fast))
+        for dtype in DTYPES
+    ]
+
+
 def finite_only(x: torch.Tensor) -> torch.Tensor:
     """x, with the -inf of rows that see nothing taken out of a loss."""
     return x.masked_fill(~torch.isfinite(x), 0)
@@ -37,14 +45,14 @@ def check(case: Case, dtype: torch.dtype, backend: str, questions: bool) -> None
 
 
 @every_backend
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", slow_but(torch.float64, torch.bfloat16))
 @every(SMALL)
 def test_output_and_gradients(case: Case, dtype: torch.dtype, backend: str) -> None:
     check(case, dtype, backend, questions=False)
 
 
 @every_backend
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", slow_but(torch.float32))
 @every(SMALL)
 def test_answers_in_the_same_pass_and_gradients_through_them(
     case: Case, dtype: torch.dtype, backend: str
