@@ -31,7 +31,7 @@ test-slow: $(VENV)/.setup ## Run the tests that take longer
 	$(BIN)/python -m pytest -m slow --ignore=tests/outside
 
 test-outside: $(VENV)/.setup ## Run suites that others wrote: ONNX, keras, torch, transformers
-	$(BIN)/python -m pytest tests/outside
+	$(BIN)/python -m pytest -s tests/outside
 
 check: $(VENV)/.setup ## Formatter, linter and type checker; changes nothing
 	$(BIN)/ruff format --check .
