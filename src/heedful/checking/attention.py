@@ -125,7 +125,7 @@ def explain_plain(exams: Sequence[Sequence[Exam]], readings: Sequence[Reading]) 
         readings: What the target may do by itself.
     """
     exams[0][0].progress("comparing with the right answer")
-    for tolerance, counts in ((0.0, (0, 1)), (0.0, (2,)), (LOOSE, (0, 1))):
+    for tolerance, counts in ((0.0, (0, 1)), (LOOSE, (0,)), (0.0, (2,)), (LOOSE, (1,))):
         for same_shape in [exams[0], *exams[1:][-1:]] if 2 in counts else exams:
             exam = simplest(same_shape, readings, counts, tolerance)
             if exam is not None:

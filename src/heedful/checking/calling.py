@@ -155,8 +155,9 @@ def tensors_in(result: object) -> list[Tensor]:
         return [result]
     if isinstance(result, np.ndarray):
         return [torch.from_numpy(np.array(result))]
-    if callable(getattr(result, "full", None)) and hasattr(result, "logsumexp"):
-        return [result.full()]  # heedful's own lazy weights
+    full = getattr(result, "full", None)
+    if callable(full) and hasattr(result, "logsumexp"):
+        return tensors_in(full())  # heedful's own lazy weights
     if isinstance(result, Mapping):
         parts = list(result.values())
     elif isinstance(result, (tuple, list)):

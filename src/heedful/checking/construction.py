@@ -82,7 +82,7 @@ def build(
     Raises:
         CannotCheck: Its constructor raised for every combination of sizes that I tried.
     """
-    first = ""
+    first, given = "", {}
     if options.heads is not None:
         sizes = ((options.heads, options.heads, 8 * options.heads),)
     elif any(role_of(p.name, ["kv_heads"]) for p in parameters(target)):

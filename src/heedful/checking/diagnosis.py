@@ -65,7 +65,7 @@ class Diagnosis:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Diagnosis":
         """The reverse of `to_dict`."""
-        fields = {k: tuple(v) if isinstance(v, (list, tuple)) else v for k, v in data.items()}
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, (list, tuple)) else v for k, v in data.items()}
         for name in ("mistakes", "hazards"):
             fields[name] = tuple(Finding(**f) for f in fields[name])
         return cls(**fields)

@@ -29,7 +29,8 @@ def excerpt(function: Callable[..., Any]) -> str:
     documented = ast.get_docstring(definition) is not None
     body = definition.body[1:] if documented else definition.body
     names = [ast.arg(a.arg) for a in definition.args.args]
-    defaults = [ast.Constant(values[n.arg]) for n in names if n.arg in values]
+    defaults: list[ast.expr] = [ast.Constant(values[n.arg]) for n in names if n.arg in values]
     arguments = ast.arguments([], names, None, [], [], None, defaults)
-    bare = ast.FunctionDef(definition.name, arguments, body or [ast.Return(None)], [], None, type_params=[])
-    return ast.unparse(ast.fix_missing_locations(bare))
+    definition.args, definition.body = arguments, body or [ast.Return(None)]
+    definition.decorator_list, definition.returns = [], None
+    return ast.unparse(ast.fix_missing_locations(definition))

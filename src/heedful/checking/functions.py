@@ -77,7 +77,7 @@ def forward_function(module: torch.nn.Module) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
 
-    forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    forward.__signature__ = inspect.signature(module.forward)
     forward.__doc__ = f"{inspect.getdoc(type(module)) or ''}\n{inspect.getdoc(module.forward) or ''}"
     forward.__name__ = type(module).__name__
     return forward

@@ -1,6 +1,7 @@
 """How a target treats its inputs: it should leave them alone, whatever their strides, batch and dtype."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,25 +37,30 @@ def inputs_changed(exam: Exam) -> None:
                          smallest=item.case.shape.words())  # fmt: skip
 
 
-def strided(x: Tensor) -> Tensor:
-    """The same numbers, with the last two axes the other way round in memory."""
-    return x.mT.contiguous().mT if x.ndim >= 2 else x
+def strided(x: Tensor, first: int, second: int) -> Tensor:
+    """The same numbers, with two axes the other way round in memory."""
+    return x.transpose(first, second).contiguous().transpose(first, second) if x.ndim >= 3 else x
 
 
 def strides(exam: Exam) -> None:
-    """The same numbers in another order in memory."""
+    """The same numbers in other orders in memory."""
     if exam.caller.array != "torch":
         return
     item = exam.evidence[0]
-    given = exam.caller.arguments(item.case, torch.float32)
-    moved = {n: strided(x) if isinstance(x, Tensor) else x for n, x in given.items()}
-    outcome = outcome_of(exam, moved, item.case, item.seen.output)
-    if outcome:
-        exam.record.find("needs-contiguous", "the same numbers, transposed in memory", {"outcome": outcome},
-                         smallest="x.mT.contiguous().mT for each input x")  # fmt: skip
+    for axes in ((-1, -2), (-2, -3)):
+        given = exam.caller.arguments(item.case, torch.float32)
+        moved = {n: strided(x, *axes) if isinstance(x, Tensor) else x for n, x in given.items()}
+        outcome = outcome_of(exam, moved, item.case, item.seen.output)
+        if outcome:
+            shown = f"x.transpose{axes}.contiguous().transpose{axes} for each input x"
+            words = {"outcome": outcome}
+            exam.record.find(
+                "needs-contiguous", "the same numbers, transposed in memory", words, smallest=shown
+            )
+            return
 
 
-def outcome_of(exam: Exam, arguments: dict[str, object], case: Case, wanted: Tensor) -> str:
+def outcome_of(exam: Exam, arguments: dict[str, Any], case: Case, wanted: Tensor) -> str:
     """What goes wrong when the target is called so: empty when nothing does."""
     try:
         seen: Seen = exam.caller.read(exam.caller.run(arguments), case)

@@ -138,8 +138,8 @@ class Module(Observing):
         matrices = self.view.found.matrices
         if "output" in matrices:
             return matrices["output"].weight.shape[0]
-        order = next(o for o in ("", "qkv rhd", "kv rhd") if self.view.matrices(o) is not None)
-        value = self.view.matrices(order)["value"].weight.shape[0]
+        views = (self.view.matrices(order) for order in ("", "qkv rhd", "kv rhd"))
+        value = next(m["value"].weight.shape[0] for m in views if m is not None)
         return value * self.view.heads // self.view.kv_heads
 
     def canonical(self, x: Tensor) -> Tensor:

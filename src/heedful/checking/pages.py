@@ -15,7 +15,7 @@ asks for the square root of it; `heedful check` says so, too.
 
 ```python
 import torch
-from heedful import check
+from heedful.checking import check
 
 torch.manual_seed(0)
 Q, K, V = torch.randn(2, 4, 8), torch.randn(2, 4, 8), torch.randn(2, 4, 8)
@@ -63,9 +63,6 @@ def page(family: Family) -> str:
         *(section(entry) for entry in family.mistakes),
     ]
     return "\n\n".join(wrapped(p) for p in parts if p) + "\n"
-
-
-COMMAND = "python -m heedful.checking.pages docs/check"
 
 
 def section(entry: Mistake) -> str:

@@ -171,7 +171,7 @@ def training(record: Record, caller: Any, shape: Shape, claims: Claims, p: float
 def in_training(caller: Any) -> Iterator[Any]:
     """The caller in training mode; where a module has several dropout layers, with one of them on at a time."""
     if isinstance(caller, Function):
-        constants = dict(caller.constants) | {caller.names["dropout"]: DROPOUT}
+        constants: dict[str, Any] = dict(caller.constants) | {caller.names["dropout"]: DROPOUT}
         if "training" in caller.names:
             constants[caller.names["training"]] = caller.names["training"] != "deterministic"
         if "module" in caller.names:

@@ -18,6 +18,7 @@ from heedful.checking.turning import Way, ways
 
 RIGHT = TurnStages()
 FAR = 3000
+ROUGH = 0.05  # what angles in half precision cost among the first few tokens
 FAR_OFF = 0.2  # of a typical value: more than casting the finished result to bfloat16 costs
 LAYOUTS = {"half": "as halves (i and i + D/2)", "interleaved": "as neighbors (2i and 2i + 1)"}
 
@@ -58,7 +59,8 @@ def best_of(found: list[Way]) -> tuple[Way, Fit] | None:
 def explain(way: Way) -> Fit | None:
     """Conventions and mistakes that reproduce what this way of calling gives."""
     entries = [m for m in catalogue.mistakes("rotary") if m.searched]
-    return simplest(way.seen(), readings(way), entries, RIGHT, way.predict)
+    exact = simplest(way.seen(), readings(way), entries, RIGHT, way.predict)
+    return exact or simplest(way.seen(), readings(way), [], RIGHT, way.predict, ROUGH)
 
 
 def readings(way: Way) -> list[TurnReading]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import combinations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -158,7 +158,7 @@ def difference(a: Tensor, b: Tensor, where: Tensor) -> float:
 def cast(call: Call, dtype: torch.dtype) -> Call:
     """The call with all its floating-point tensors in this dtype."""
 
-    def move(x: object) -> object:
+    def move(x: Any) -> Any:
         return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
     fields = {name: move(getattr(call, name)) for name in ("query", "key", "value", "bias")}

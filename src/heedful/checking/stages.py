@@ -258,7 +258,8 @@ def attend(call: Call, stages: Stages = RIGHT) -> Result:
     query, key = stages.rotate(query, key, call)
     query, key, value = stages.operands(query, key, value)
     key, value = stages.spread(key, query.shape[1]), stages.spread(value, query.shape[1])
-    sizes = Sizes(*query.shape[:3], key.shape[-2], query.shape[-1], value.shape[-1])
+    batch, heads, queries, head_dim = query.shape
+    sizes = Sizes(batch, heads, queries, key.shape[-2], head_dim, value.shape[-1])
 
     logits = stages.score(query, key) * stages.factor(sizes)
     for extra in (stages.bias(call), stages.position_bias(sizes, call)):

@@ -7,6 +7,7 @@ class TestMine(AttentionSuite):
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -140,7 +141,8 @@ def gradients(suite: AttentionSuite, case: Case) -> list[tuple[str, Tensor, Tens
 
     def of(run: Callable[[Case], Tensor], dtype: torch.dtype) -> list[Tensor]:
         leaves = [getattr(case, side).to(dtype).requires_grad_() for side in SIDES]
-        output = run(Case(case.name, *leaves, case.mask))
+        query, key, value = leaves
+        output = run(replace(case, query=query, key=key, value=value))
         return list(torch.autograd.grad(output, leaves, direction.to(output.dtype)))
 
     def reference(leaves: Case) -> Tensor:

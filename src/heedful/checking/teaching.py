@@ -27,7 +27,7 @@ def show_list(as_json: bool = False) -> None:
 def as_dict(entry: Mistake) -> dict[str, object]:
     """The entry without its code."""
     names = ("name", "family", "hazard", "explanation", "remedy", "source", "shows")
-    return {name: getattr(entry, name) for name in names} | {"also": list(entry.also)}
+    return {**{name: getattr(entry, name) for name in names}, "also": list(entry.also)}
 
 
 def short(entry: Mistake) -> str:

@@ -79,7 +79,7 @@ class Family:
         """
 
         def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-            choices = [{stage: function}] if stage else function()
+            choices: list[dict[str, Any]] = [{stage: function}] if stage else function()
             variants = tuple(
                 Variant({k: v for k, v in choice.items() if k != "words"}, choice.get("words", {}))
                 for choice in choices

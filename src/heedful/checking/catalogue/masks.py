@@ -199,6 +199,24 @@ def padding_off_by_one() -> list[dict[str, object]]:
     return [{"real": one_more}]
 
 
+def per_sample(call: Call) -> Tensor:
+    """The mask as (B, L, S)."""
+    return call.keep.expand(call.query.shape[0], -1, -1, -1)[:, 0]
+
+
+@family.mistake(
+    "mask-on-heads",
+    stage="given",
+    says="a (B, L, S) mask is broadcast against the heads: head i gets the mask of sample i",
+    remedy="mask[:, None] before it meets (B, H, L, S) scores",
+    source="pytorch/pytorch#120810",
+    shows="as many samples as heads (otherwise it raises), with different masks",
+)
+def mask_on_heads(call: Call) -> Tensor | None:
+    """Broadcasting aligns axes from the right, so a 3-D mask meets the head axis, not the batch."""
+    return None if call.keep is None else per_sample(call).unsqueeze(0)
+
+
 @family.mistake(
     "mask-tiled",
     stage="given",
@@ -216,24 +234,6 @@ def mask_tiled(call: Call) -> Tensor | None:
         return None
     batch, heads = call.query.shape[0], call.heads or call.query.shape[1]
     return per_sample(call).repeat(heads, 1, 1).unflatten(0, (batch, heads))
-
-
-def per_sample(call: Call) -> Tensor:
-    """The mask as (B, L, S)."""
-    return call.keep.expand(call.query.shape[0], -1, -1, -1)[:, 0]
-
-
-@family.mistake(
-    "mask-on-heads",
-    stage="given",
-    says="a (B, L, S) mask is broadcast against the heads: head i gets the mask of sample i",
-    remedy="mask[:, None] before it meets (B, H, L, S) scores",
-    source="pytorch/pytorch#120810",
-    shows="as many samples as heads (otherwise it raises), with different masks",
-)
-def mask_on_heads(call: Call) -> Tensor | None:
-    """Broadcasting aligns axes from the right, so a 3-D mask meets the head axis, not the batch."""
-    return None if call.keep is None else per_sample(call).unsqueeze(0)
 
 
 @family.mistake(
