@@ -27,9 +27,7 @@ WORDS = [
 @pytest.fixture(scope="session")
 def story():
     """Sixty sentences with a little order in them, in three documents."""
-    lines = [
-        " ".join(WORDS[(7 * i + k) % len(WORDS)] for k in range(5 + i % 7)) + "." for i in range(60)
-    ]
+    lines = [" ".join(WORDS[(7 * i + k) % len(WORDS)] for k in range(5 + i % 7)) + "." for i in range(60)]
     third = len(lines) // 3
     parts = (lines[:third], lines[third : 2 * third], lines[2 * third :])
     return "\n\n\n\n".join("\n".join(part) for part in parts) + "\n"

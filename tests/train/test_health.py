@@ -5,6 +5,7 @@ import torch
 
 import heedful
 from heedful import masks
+from heedful.heads import classify
 from heedful.train.batches import Batches
 from heedful.train.health import HeadHealth, examine, warnings_about
 from heedful.train.learning import loss_of
@@ -24,7 +25,7 @@ def dense_shares(weights, tokens, seen):
                 "previous token": [j for j in keys if j == i - 1],
                 "first token": [j for j in keys if j == 0 and i > 0],
                 "same token": [j for j in keys if j != i and tokens[b, j] == tokens[b, i]],
-                "induction": [j for j in keys if j > 0 and tokens[b, j - 1] == tokens[b, i]],
+                "induction": [j for j in keys if 0 < j != i and tokens[b, j - 1] == tokens[b, i]],
             }
             for number, name in enumerate(PATTERNS):
                 if chosen[name]:
@@ -63,12 +64,36 @@ def test_a_head_is_named_by_what_stands_out_above_chance():
     assert class_of(of([0.1, 0.7, 0.0, 0.1], even))[0] == "first token"
     assert class_of(of([0.1, 0.1, 0.1, 0.6], even))[0] == "induction"
     assert class_of(of([0.3, 0.2, 0.1, 0.3], even))[0] == "mixed"
+    assert class_of(of([0.45, 0.48, 0.1, 0.42], even))[0] == "previous token"
     # Half of the keys are the same token: looking at them is what chance does.
     assert class_of(of([0.1, 0.1, 0.6, 0.1], [0.1, 0.1, 0.5, 0.1]))[0] == "mixed"
+    assert class_of(of([0.8, 0.1, 0.0, 0.1], even, queries=2))[0] == "mixed"
     _, shares = class_of(of([0.8, 0.1, 0.0, 0.2], even))
     assert shares == pytest.approx(
         {"previous token": 0.8, "first token": 0.1, "same token": 0.0, "induction": 0.2}
     )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_classes_are_those_of_heads_for_a_single_text(seed):
+    """Where `heedful.heads` finds one of these patterns, so does training, with the same score."""
+    torch.manual_seed(seed)
+    tokens = torch.randint(0, 6, (1, 24))
+    spots, marks = torch.randn(24, 32), torch.randn(6, 32)
+    said, before = marks[tokens[0]], torch.cat([torch.zeros(1, 32), marks[tokens[0, :-1]]])
+    first = torch.cat([spots[:1], torch.zeros(23, 32)])
+    key = torch.stack([spots, first, said, before])
+    query = torch.stack([spots.roll(1, 0), spots[:1].repeat(24, 1), said, said])
+    _, weights = heedful.scaled_dot_product_attention(2 * query[None], key[None], key[None], masks.causal())
+    shares = weights.reduce(Patterns(tokens))[0]
+    for head, found in enumerate(classify(weights, tokens[0])):
+        kind, measured = class_of(Shares(*(part[0, head] for part in shares)))
+        if found.label in PATTERNS:
+            assert (kind, measured[kind]) == (found.label, pytest.approx(found.score, rel=1e-4))
+        else:
+            assert kind == "mixed"
+    labels = [found.label for found in classify(weights, tokens[0])]
+    assert {"previous token", "first token", "induction"} <= set(labels)
 
 
 def test_a_pattern_that_no_query_could_follow_counts_as_nothing():

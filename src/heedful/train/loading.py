@@ -6,7 +6,6 @@ from pathlib import Path
 from heedful.models.reading import Reader
 from heedful.train import checkpoint
 from heedful.train.model import Decoder
-from heedful.train.recipe import Recipe
 from heedful.train.run_folder import RunFolder
 from heedful.train.trainer import restore
 
@@ -33,11 +32,12 @@ def load_model(path: str | Path) -> Decoder:
     return model.eval().requires_grad_(False)
 
 
-def reader(path: str | Path) -> Reader:
+def reader(path: str | Path, name: str | None = None) -> Reader:
     """A trained model as something that reads texts, for `heedful see`.
 
     Args:
         path: Folder of the run.
+        name: What to call it. None: the name of the folder.
 
     Raises:
         RunProblem: As `load_model`.
@@ -45,14 +45,18 @@ def reader(path: str | Path) -> Reader:
     folder = RunFolder.find(Path(path))
     model = load_model(folder.path)
     longest = folder.recipe.context if folder.recipe.position == "learned" else LONGEST
-    return Reader(folder.path.name, model, folder.tokenizer, longest, causal=True)
+    return Reader(name or folder.path.name, model, folder.tokenizer, longest, causal=True)
 
 
 def tiny_folder() -> Path:
-    """The run of the model that comes with the package: its weights, recipe and metrics."""
+    """The run of the model that comes with the package: its weights, its recipe with the seed, what was measured."""
     return Path(str(files("heedful.train").joinpath("data/tiny")))
 
 
-def tiny_recipe() -> Recipe:
-    """How the model that comes with the package was made."""
-    return RunFolder(tiny_folder()).recipe
+def tiny(*checked: Path) -> Reader:
+    """The model that comes with the package.
+
+    Args:
+        checked: Its files, for a catalogue that compares their checksums first; all lie in `tiny_folder()`.
+    """
+    return reader(tiny_folder(), "tiny")

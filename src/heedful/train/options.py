@@ -14,7 +14,7 @@ Tokens = Annotated[str, typer.Option(help="What a token is: bytes or characters.
 Context = Annotated[int, typer.Option(help="Tokens in a window.")]
 Echo = Annotated[
     float,
-    typer.Option(help="Share of windows that repeat themselves, which teaches to copy; fades over the run."),
+    typer.Option(help="Share of windows that repeat themselves, which teaches to copy; halves over the run."),
 ]
 
 # Model

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from heedful.reductions import Panel, Reduction
 
-# A head has a class when the weight on that pattern exceeds chance by this share of what chance leaves.
-CLEAR = 0.3
+# The rule of `heedful.heads.classify`, which takes one text, for all windows of an evaluation together.
+LEAST_SUPPORT = 3
 
 
 def previous_token(panel: Panel, tokens: Tensor) -> Tensor:
@@ -24,17 +24,17 @@ def first_token(panel: Panel, tokens: Tensor) -> Tensor:
 
 
 def same_token(panel: Panel, tokens: Tensor) -> Tensor:
-    """Earlier occurrences of the query's own token."""
+    """The query's own token elsewhere."""
     query, key = _of(panel, tokens)
     return (query == key) & (panel.keys != panel.rows.positions)
 
 
 def induction(panel: Panel, tokens: Tensor) -> Tensor:
-    """What followed earlier occurrences of the query's token."""
+    """What followed earlier occurrences of the query's token; not the query itself."""
     before = tokens.roll(1, 1).index_fill(1, torch.zeros(1, dtype=torch.int64), -1)
     query, _ = _of(panel, tokens)
     _, key = _of(panel, before)
-    return query == key
+    return (query == key) & (panel.keys != panel.rows.positions)
 
 
 PATTERNS: dict[str, Callable[[Panel, Tensor], Tensor]] = {
@@ -100,12 +100,16 @@ def _of(panel: Panel, tokens: Tensor) -> tuple[Tensor, Tensor]:
 def class_of(shares: Shares) -> tuple[str, dict[str, float]]:
     """The class of one head, "mixed" where no pattern stands out, and its mean weight on each pattern.
 
+    A pattern names the head if 0.4 of the weight or more is on it (0.5 for the first token), and clearly more than by
+    chance; the largest share wins.
+
     Args:
         shares: Sums of one head, each (patterns,).
     """
     queries = shares.queries.clamp(min=1)
     weight, chance = shares.weight / queries, shares.chance / queries
-    above = (weight - chance) / (1 - chance)
-    best = int(above.argmax())
-    kind = list(PATTERNS)[best] if above[best] >= CLEAR else "mixed"
+    least = torch.tensor([0.5 if name == "first token" else 0.4 for name in PATTERNS])
+    clear = weight >= torch.minimum(3 * chance, (1 + chance) / 2)
+    named = (weight >= least) & clear & (shares.queries >= LEAST_SUPPORT)
+    kind = list(PATTERNS)[int((weight * named).argmax())] if named.any() else "mixed"
     return kind, dict(zip(PATTERNS, weight.tolist(), strict=True))

@@ -47,8 +47,8 @@ class Recipe:
         context: Tokens in a window.
         batch: Windows in a batch.
         accumulate: Batches whose gradients are added up before each update.
-        echo: Share of windows that say their first part again, which teaches a model to copy. It fades to none
-            over the run, since a model that ends on echoes goes on repeating itself.
+        echo: Share of windows that say their first part again, which teaches a model to copy. It falls to half over
+            the run, since a model that has heard too many echoes goes on repeating itself.
         steps: Updates in the run.
         schedule: Name of the learning-rate schedule.
         lr: Rate at the peak. None: 3e-3; `noam` sets its own.
@@ -161,7 +161,7 @@ class Recipe:
 
     def echo_at(self, step: int) -> float:
         """The share of windows that repeat themselves, for an update counted from 0."""
-        return self.echo * (1 - step / self.steps)
+        return self.echo * (1 - step / self.steps / 2)
 
     @property
     def tokens_per_step(self) -> int:

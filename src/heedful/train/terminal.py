@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -16,6 +17,7 @@ from heedful.train.run_folder import RunFolder
 from heedful.train.trainer import Evaluation, Trainer, Update
 
 LEVELS = "▁▂▃▄▅▆▇█"
+MOST_BARS = 12
 PLAIN_LEVELS = ".:-=+*#%"
 
 
@@ -90,14 +92,15 @@ def show_run(console: Console, folder: RunFolder) -> None:
         console.print(heads_table(evaluations, plain=console.options.ascii_only))
 
 
-def heads_table(evaluations: Sequence[Mapping[str, object]], *, plain: bool = False) -> Table:
+def heads_table(evaluations: Sequence[Mapping[str, Any]], *, plain: bool = False) -> Table:
     """A row per head: its class on the held-out text, the weight on that pattern over training, and its entropy."""
     table = Table(
         title="Heads on the held-out text, over training", title_justify="left", box=None, pad_edge=False
     )
     for column in ("layer.head", "class at the end", "weight on it", "", "entropy", "largest score"):
         table.add_column(column)
-    histories = [evaluation["health"]["heads"] for evaluation in evaluations]  # pyright: ignore
+    shown = range(0, len(evaluations), -(-len(evaluations) // MOST_BARS))
+    histories = [evaluations[number]["health"]["heads"] for number in [*shown[:-1], -1]]
     for layer, heads in enumerate(histories[-1]):
         for number, head in enumerate(heads):
             past = [history[layer][number] for history in histories]
