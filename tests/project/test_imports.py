@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ class DropTypeChecking(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
+@cache
 def imported_by(path: Path) -> set[str]:
     """The full name of everything that running this file can import, inside functions too."""
     package = ["heedful", *path.relative_to(PACKAGE).parts[:-1]]
