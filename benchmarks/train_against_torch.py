@@ -80,7 +80,7 @@ def main() -> None:
         context=arguments.context,
         batch=batch_size,
         steps=arguments.steps,
-        warmup=10,
+        warmup=min(10, arguments.steps - 1),
         echo=0.0,
     )
     # One document: PyTorch's layers are given one mask for all windows.
