@@ -75,6 +75,7 @@ def test_second_derivatives(name: str) -> None:
     assert gradgradcheck(function(name), inputs(), fast_mode=True)
 
 
+@pytest.mark.slow
 @jvp_warns
 @every_call
 def test_forward_mode(name: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from . import backends
 from ._call import check_reductions, make_call
 from ._listeners import listeners
+from ._pytrees import register_namedtuple
 from ._weights import Weights
 from .backends._compiled import Later
 from .masks import Mask
@@ -21,6 +22,9 @@ class Attention(NamedTuple):
 
     output: Tensor
     weights: Weights
+
+
+register_namedtuple(Attention)
 
 
 def scaled_dot_product_attention(

@@ -387,7 +387,8 @@ class TransposedWeights(TensorLike):
 
 
 def _version(tensor: Tensor) -> int | None:
-    return None if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
+    known = isinstance(tensor, Tensor) and not torch.compiler.is_compiling() and not tensor.is_inference()
+    return tensor._version if known else None
 
 
 def _restore(

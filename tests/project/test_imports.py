@@ -19,6 +19,7 @@ LAYERS = [
     ["view", "checking", "train", "watching", "huggingface", "models", "heads"],
     ["nn"],
     ["_attention", "_listeners"],
+    ["_pytrees"],
     ["_weights", "_torch"],
     ["backends"],
     ["_call"],
