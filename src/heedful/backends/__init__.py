@@ -23,7 +23,7 @@ from ..masks import Dense
 from ..reductions import Reduction
 
 ORDER = ("panels",)
-NAMES = (*ORDER, "reference")
+NAMES = (*ORDER, "native", "reference")
 
 
 class Result(NamedTuple):

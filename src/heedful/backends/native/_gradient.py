@@ -9,6 +9,7 @@ from torch import Tensor
 from ..._call import Call, TensorBias
 from ...reductions import Entropy, LogSumExp, Received
 from .. import load
+from .._exact import all_finite
 from ._run import Answers, Wanted, backward, forward
 
 REDUCTIONS = {"logsumexp": LogSumExp(), "entropy": Entropy(), "received_sum": Received()}
@@ -68,7 +69,10 @@ class Attend(torch.autograd.Function):
             needed = {id(x) for x, needs in zip(tensors, ctx.needs_input_grad[3:], strict=True) if needs}
             biased = any(id(x) in needed for term in ctx.call.bias for x in getattr(term, "tensors", ()))
             by_panels = torch.is_grad_enabled() or biased
-            by_id = _by_panels(ctx.call, asked) if by_panels else _by_kernel(ctx, needed, asked)
+            by_id = None if by_panels else _by_kernel(ctx, needed, asked)
+            # What a mask hides may hold NaN: it shows in the gradient, and the panels know how to keep it out.
+            if by_id is None or not all(map(all_finite, by_id.values())):
+                by_id = _by_panels(ctx.call, asked)
             found = [by_id.get(id(x)) for x in tensors]
         return None, None, None, *found
 

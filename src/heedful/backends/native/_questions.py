@@ -1,7 +1,6 @@
 """Which reductions the kernel answers, and how its answers become theirs."""
 
 import torch
-from torch import Tensor
 
 from ..._call import Call
 from ...reductions import (
@@ -16,6 +15,7 @@ from ...reductions import (
     SinkShare,
     TopK,
 )
+from ...reductions._protocol import value_norms
 from ._run import Answers
 
 # What the gradient reaches; a reduction that needs more is asked elsewhere where a gradient is recorded.
@@ -51,7 +51,9 @@ def answer(reduction: Reduction, found: Answers, call: Call) -> object:
         case Received():
             total = found["received_max" if reduction.how == "max" else "received_sum"]
             if reduction.by_value_norm:
-                total = torch.where(total == 0, 0, total * _value_norms(call))
+                norms = value_norms(call.value.float())
+                norms = norms.repeat_interleave(total.shape[1] // max(norms.shape[1], 1), 1)
+                total = total * norms.masked_fill(total == 0, 0)
             if reduction.how == "mean":
                 total = total, found["received_count"]
         case MaxLogit(per="head"):
@@ -63,9 +65,3 @@ def answer(reduction: Reduction, found: Answers, call: Call) -> object:
             assert known is not None
             total = found[known[0]]
     return reduction.finish(total, call)
-
-
-def _value_norms(call: Call) -> Tensor:
-    """Length of the value row that each key carries, (B, H, S)."""
-    norms = torch.linalg.vector_norm(call.value.float(), dim=-1)
-    return norms.repeat_interleave(call.query.shape[1] // max(norms.shape[1], 1), 1)
