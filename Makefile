@@ -28,7 +28,7 @@ test: $(VENV)/.setup ## Run the tests (under three minutes)
 	$(BIN)/python -m pytest -n auto -m "not slow" --ignore=tests/outside
 
 test-slow: $(VENV)/.setup ## Run the tests that take longer
-	$(BIN)/python -m pytest -m slow --ignore=tests/outside
+	$(BIN)/python -m pytest -n auto -m slow --ignore=tests/outside
 
 test-outside: $(VENV)/.setup ## Run suites that others wrote: ONNX, keras, torch, transformers
 	$(BIN)/python -m pytest -s tests/outside
