@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._checks import boolean, describe, readable
-from ._rows import Index, Rows
+from ._rows import Index, Rows, all_rows
 from .masks import Dense, Mask
 from .reductions import Edit, Reduction
 
@@ -133,7 +133,7 @@ def make_call(
         query,
         key,
         value,
-        Rows((0, B), (0, H), (0, L), start, H, L, S, query.device),
+        all_rows(B, H, L, S, start, query.device),
         mask=_mask(mask, dims, sizes, query.device),
         bias=_bias(attn_bias, dims, sizes, query.device),
         scale=_scale(scale, E),
@@ -147,7 +147,8 @@ def make_call(
 
 def check_reductions(reduce: Reduction | Sequence[Reduction]) -> tuple[Reduction, ...]:
     """What `reduce=` was given, as a tuple of reductions."""
-    reductions = tuple(reduce) if isinstance(reduce, list | tuple) else (reduce,)
+    given: Any = reduce
+    reductions = tuple(given) if isinstance(given, list | tuple) else (given,)
     for reduction in reductions:
         if not isinstance(reduction, Reduction):
             made = f" Write {reduction.__name__}()." if isinstance(reduction, type) else ""
@@ -367,7 +368,8 @@ def check_edits(edit: Edit | Sequence[Edit] | None, sizes: tuple[int, int, int, 
     for each in edits:
         if not callable(each):
             raise TypeError(f"edit must be a function panel -> weights, or a sequence of them, got {each!r}.")
-        complaints = each.misfits(*sizes) if hasattr(each, "misfits") else []
+        misfits = getattr(each, "misfits", None)
+        complaints = misfits(*sizes) if misfits else []
         if complaints:
             B, H, L, S = sizes
             raise ValueError(

@@ -89,5 +89,5 @@ for _cls in (*MASKS, Weights):
         serialized_type_name=f"heedful.{_cls.__name__}",
         to_dumpable_context=_dump,
         from_dumpable_context=_load,
-        flatten_with_keys_fn=_with_keys,
+        flatten_with_keys_fn=_with_keys,  # pyright: ignore[reportArgumentType]
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,3 +112,12 @@ class Rows:
             if choice is not None and tensor.shape[dim] > 1:
                 tensor = tensor[(slice(None),) * dim + (choice,)]
         return tensor
+
+
+def all_rows(B: int, H: int, L: int, S: int, start: int | Tensor, device: torch.device) -> Rows:
+    """All the rows of a call."""
+    # Pairs, which become slices: a slice made here would hold constants for Dynamo.
+    batch: Any = (0, B)
+    heads: Any = (0, H)
+    index: Any = (0, L)
+    return Rows(batch, heads, index, start, H, L, S, device)

@@ -78,7 +78,7 @@ class TensorLike:
             (args, kwargs),
             is_leaf=lambda x: isinstance(x, TensorLike),
         )
-        return func(*args, **kwargs)
+        return func(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def __getattr__(self, name: str) -> Any:
         method = None if name.startswith("_") else getattr(Tensor, name, None)

@@ -1,8 +1,7 @@
 """The weights of a call: an exact, lazy, differentiable matrix that is never built."""
 
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class Weights(TensorLike):
     def __init__(
         self,
         call: Call,
-        backend: ModuleType,
+        backend: backends.Backend,
         batch_shape: tuple[int, ...],
         head_shape: tuple[int, ...],
         answers: dict[Reduction, Any] | None = None,
@@ -120,7 +119,7 @@ class Weights(TensorLike):
         """Natural log of every row's denominator, the sink included: (..., H, L). -inf where a query sees nothing."""
         return self.reduce(LogSumExp())[0]
 
-    def max_logit(self, per: str = "query") -> Tensor:
+    def max_logit(self, per: Literal["query", "head"] = "query") -> Tensor:
         """Largest score before the sink: of every row (..., H, L), or per="head" (..., H)."""
         return self.reduce(MaxLogit(per))[0]
 
@@ -132,7 +131,9 @@ class Weights(TensorLike):
         """The share of a head's attention at every distance from the query: (..., H, D)."""
         return self.reduce(DistanceProfile())[0]
 
-    def pooled(self, rows: int, cols: int, how: str = "mass", by_value_norm: bool = False) -> Tensor:
+    def pooled(
+        self, rows: int, cols: int, how: Literal["mass", "max"] = "mass", by_value_norm: bool = False
+    ) -> Tensor:
         """A small map of every head, (..., H, rows, cols): "mass" per block, or "max"; see `Pooled`."""
         return self.reduce(Pooled(rows, cols, how, by_value_norm))[0]
 
@@ -185,7 +186,12 @@ class Weights(TensorLike):
         values, indices = self.reduce(wider)[0]
         return TopKResult(values[..., :k], indices[..., :k])
 
-    def received(self, how: str = "sum", per: str = "head", by_value_norm: bool = False) -> Tensor:
+    def received(
+        self,
+        how: Literal["sum", "mean", "max"] = "sum",
+        per: Literal["head", "kv_head"] = "head",
+        by_value_norm: bool = False,
+    ) -> Tensor:
         """How much attention each key receives: (..., H, S), or (..., G, S) with per="kv_head".
 
         Args:
@@ -277,9 +283,7 @@ class Weights(TensorLike):
         call = self._call.select(items, heads, choices[-2])
         self._check_unchanged()
         head_shape = call.query.shape[1:2] if self._head_shape else ()
-        return Weights(
-            call, self._backend, tuple(map(size_of, choices[:batch])), head_shape, grad=self._grad
-        )
+        return Weights(call, self._backend, tuple(map(size_of, choices[:batch])), head_shape, grad=self._grad)
 
     def _elements(self, coordinates: list[Tensor]) -> Tensor:
         """Single weights, given the coordinates of each: the rows they lie in are computed, some at a time."""

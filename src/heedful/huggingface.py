@@ -61,7 +61,8 @@ def use(model: nn.Module) -> nn.Module:
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"model must be a model of transformers, got {type(model).__name__}.")
     kind = type(model).__name__
-    if not model._can_set_attn_implementation():
+    transformer: Any = model
+    if not transformer._can_set_attn_implementation():
         raise ValueError(
             f"{kind} computes its attention itself: transformers logs a warning for any other implementation and keeps "
             "its own. Pass output_attentions=True to its call for the whole matrices."
@@ -72,7 +73,7 @@ def use(model: nn.Module) -> nn.Module:
             "model.config.output_attentions = False, and pass output_attentions=True to the calls that shall have them."
         )
     register()
-    model.set_attn_implementation(NAME)
+    transformer.set_attn_implementation(NAME)
     for name, module in model.named_modules():
         kept = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
         if kept != NAME:
@@ -230,7 +231,7 @@ def mask(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
-            q_offset=q_offset,
+            q_offset=q_offset,  # pyright: ignore[reportArgumentType]
             kv_offset=kv_offset,
             mask_function=function,
             attention_mask=attention_mask,

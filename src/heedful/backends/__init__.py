@@ -11,8 +11,7 @@ A backend never imports another, and is chosen without looking at the reductions
 
 from dataclasses import replace
 from importlib import import_module
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +25,19 @@ ORDER = ("panels",)
 NAMES = (*ORDER, "native", "reference")
 
 
+class Backend(Protocol):
+    """What runs a call: a module of this folder."""
+
+    @property
+    def NAME(self) -> str:
+        """What users call it."""
+        ...
+
+    def run(self, call: Call, reductions: tuple[Reduction, ...] = ..., need_output: bool = ...) -> "Result":
+        """The output, and the answers in the same pass."""
+        ...
+
+
 class Result(NamedTuple):
     """output (B, H, L, Ev) in the dtype of the query, or None; one answer per reduction."""
 
@@ -33,12 +45,12 @@ class Result(NamedTuple):
     answers: tuple[Any, ...]
 
 
-def load(name: str) -> ModuleType:
+def load(name: str) -> Any:
     """The backend of that name."""
     return import_module(f".{name}", __name__)
 
 
-def choose(call: Call, backend: str) -> ModuleType:
+def choose(call: Call, backend: str) -> Backend:
     """The backend asked for, or the first that takes the call; an error with every reason when there is none."""
     if backend != "auto" and backend not in NAMES:
         raise ValueError(f"backend must be 'auto' or one of {', '.join(map(repr, NAMES))}, got {backend!r}.")
@@ -53,7 +65,7 @@ def choose(call: Call, backend: str) -> ModuleType:
 
 
 def run(
-    backend: ModuleType, call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True
+    backend: Backend, call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True
 ) -> Result:
     """Run a call on a backend. Backends may rely on S >= 1 and on autocast being off."""
     if torch.compiler.is_compiling() or call.query.is_meta:

@@ -4,6 +4,8 @@
 product and put back only for the pairs that are visible.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -33,8 +35,9 @@ def weighted_sum(weights: Tensor, value: Tensor, visible: Tensor) -> Tensor:
 
 def all_finite(x: Tensor) -> bool:
     """Whether every number is finite, read through the wrappers of torch.func; True where numbers cannot be read."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
+    functorch: Any = torch._C
+    while functorch._functorch.is_functorch_wrapped_tensor(x):
+        x = functorch._functorch.get_unwrapped(x)
     if torch.compiler.is_compiling() or x.device.type == "meta":
         return True
     return bool(torch.isfinite(x.detach()).all())

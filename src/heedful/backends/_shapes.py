@@ -1,6 +1,7 @@
 """The shape of every answer, known before anything is computed."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def _farthest(call: Call) -> int:
     low, high = rows.index.start + rows.start, rows.index.stop - 1 + rows.start
     last = call.key.shape[2] - 1
     ends = (low, high, last - low, last - high)
-    size = 0
+    size: Any = 0
     for end in ends:
         size = torch.sym_max(size, torch.sym_max(end, -end))
     return size + 1

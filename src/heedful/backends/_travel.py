@@ -65,10 +65,10 @@ class Luggage:
             self.tensors.append(x)
             return '["tensor"]'
         if isinstance(x, int | torch.SymInt):
-            self.integers.append(x)
+            self.integers.append(x)  # pyright: ignore[reportArgumentType]
             return '["int"]'
         if isinstance(x, float | torch.SymFloat):
-            self.floats.append(x)
+            self.floats.append(x)  # pyright: ignore[reportArgumentType]
             return '["float"]'
         if isinstance(x, slice):
             return self._all("slice", (x.start, x.stop, x.step))

@@ -59,7 +59,7 @@ def attend(call: Call) -> tuple[Panel, Tensor]:
         (range(S),),
         call.value.to(call.dtype),
         call,
-        tuple(slice(0, size) for size in call.query.shape[:3]),
+        (slice(0, logits.shape[0]), slice(0, logits.shape[1]), slice(0, logits.shape[2])),
     )
     return panel.edited_by(call.edits), visible
 

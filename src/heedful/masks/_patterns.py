@@ -41,9 +41,8 @@ class Window(Mask):
         if keys.start >= narrow_first and keys.stop - 1 <= narrow_last:
             return True
         ahead = rows.key_positions(keys) - rows.positions
-        if self.left is None:
-            return ahead <= self.right
-        return ahead > -self.left if self.right is None else (ahead > -self.left) & (ahead <= self.right)
+        keep = torch.ones_like(ahead, dtype=torch.bool) if self.left is None else ahead > -self.left
+        return keep if self.right is None else keep & (ahead <= self.right)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,6 @@
 """The answers that were taken while a call ran, where its queries and keys were not kept."""
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ class Answers(Weights):
 
 def restored(
     shell: Call,
-    backend: str | ModuleType,
+    backend: str | backends.Backend,
     batch_shape: tuple[int, ...],
     head_shape: tuple[int, ...],
     answers: dict[Reduction, Any],

@@ -134,7 +134,7 @@ def fill_masked(x: Tensor, part: Part, number: float, buffers: Buffers) -> Tenso
     columns = x.split([len(keys) for keys, _ in part.pieces], -1)
     blocks = [block for _, block in part.pieces]
     filled = [
-        x if block is True else x.masked_fill(~block, number)
+        x.masked_fill(~block, number) if isinstance(block, Tensor) else x
         for x, block in zip(columns, blocks, strict=True)
     ]
     return torch.cat(filled, -1)

@@ -132,7 +132,8 @@ def _through_questions(
     if found[3] is not None and (total := sums.of(job.call.value)) is not None:
         part.add_to_keys(total, found[3])
     # Cloned: what autograd gives may be expanded, or somebody else's, and is changed in place below.
-    return local.weights.detach(), *(None if grad is None else grad.clone() for grad in found[:3])
+    weights_grad, logits_grad, logsumexp_grad = (None if grad is None else grad.clone() for grad in found[:3])
+    return local.weights.detach(), weights_grad, logits_grad, logsumexp_grad
 
 
 def _of_part(reduction: Reduction, part: Part, contribution: Tensor, answer: Tensor, grad: Tensor) -> Tensor:
@@ -190,8 +191,9 @@ def _to_bias(call: Call, part: Part, scores_grad: Tensor, sums: Sums) -> None:
             wanted = [tensor for tensor in term.tensors if sums.of(tensor) is not None]
             if not wanted:
                 continue
-            if isinstance(term, TensorBias) and part.rows.is_view:
-                place = part.rows.of(sums.of(term.tensor), span)
+            total = sums.of(wanted[0])
+            if isinstance(term, TensorBias) and part.rows.is_view and total is not None:
+                place = part.rows.of(total, span)
                 place.add_(of_span.sum_to_size(place.shape))
                 continue
             with torch.enable_grad():

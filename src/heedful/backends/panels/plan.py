@@ -103,8 +103,9 @@ def _head_step(per_group: int, wanted: int) -> int:
 
 
 def _of_heads(block: Block, heads: slice) -> Block:
-    several = isinstance(block, Tensor) and block.dim() == 4 and block.shape[1] > 1
-    return block[:, heads] if several else block
+    if isinstance(block, Tensor) and block.dim() == 4 and block.shape[1] > 1:
+        return block[:, heads]
+    return block
 
 
 def _spans(keys: list[range]) -> tuple[range, ...]:

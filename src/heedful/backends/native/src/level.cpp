@@ -32,6 +32,7 @@ extern "C" void heedful_sizes(int64_t sizes[2]) {
 
 extern "C" int heedful_can_run(const char *level) {
 #if defined(__x86_64__)
+  __builtin_cpu_init();  // not every runtime does it when the library is loaded
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
