@@ -12,38 +12,112 @@ import wrong_positions
 import wrong_rotary
 from torch import Tensor
 
-ATTENTION = """
-    softmax-missing softmax-twice softmax-over-queries softmax-over-heads softmax-over-batch softmax-over-all
-    softmax-singleton scale-missing scale-head-dim scale-model-dim scale-reciprocal scale-wrong-axis
-    scale-after-softmax scale-base-two mask-ignored mask-added mask-zeroed mask-after-softmax mask-small-fill
-    mask-tiled mask-times-infinity heads-groups-tiled heads-first-only operands-exchanged operands-key-as-value
-    operands-value-as-key operands-keys-and-values-exchanged operands-query-as-key operands-query-ignored
-""".split()
-CAUSAL = "causal-strict causal-off-by-one causal-inverted causal-inverted-with-self causal-block-leak".split()
-MODULE = """
-    module-bias-lost module-output-missing module-output-twice operands-wrong-matrix operands-not-projected
-    operands-memory-ignored heads-not-split heads-size-exchanged heads-split-reshape heads-merge-reshape
-    weights-are-scores weights-averaged weights-mismatch weights-dropped dropout-in-eval dropout-missing
-    dropout-without-rescale
-""".split()
-FUNCTIONS = """
-    softmax-overflow softmax-low-precision mask-inverted mask-on-heads padding-ignored padding-on-queries
-    mask-bias-lost mask-finite-fill empty-row-nan empty-row-mean masked-nan-leak causal-wrong-end
-    operands-equal-lengths not-repeatable gradient-missing gradient-wrong inputs-changed needs-contiguous
-    batch-of-one dtype-changed
-""".split()
-TABLES = """
-    positions-exponent positions-column-exponent positions-base positions-cosine-missing positions-half-precision
-    positions-odd-size
-""".split()
-ADDED = "positions-wrong-axis positions-added-twice positions-not-added".split()
-ROTARY = """
-    rotary-exponent rotary-base rotary-no-minus rotary-twice rotary-wrong-axis rotary-one-side rotary-offset
-    rotary-half-precision
-""".split()
-HANDED = """
-    cache-stale cache-forgotten cache-last-step-only cache-offset cache-causal-start cache-chunk-sees-ahead
-""".split()
+ATTENTION = [
+    "softmax-missing",
+    "softmax-twice",
+    "softmax-over-queries",
+    "softmax-over-heads",
+    "softmax-over-batch",
+    "softmax-over-all",
+    "softmax-singleton",
+    "scale-missing",
+    "scale-head-dim",
+    "scale-model-dim",
+    "scale-reciprocal",
+    "scale-wrong-axis",
+    "scale-after-softmax",
+    "scale-base-two",
+    "mask-ignored",
+    "mask-added",
+    "mask-zeroed",
+    "mask-after-softmax",
+    "mask-small-fill",
+    "mask-tiled",
+    "mask-times-infinity",
+    "heads-groups-tiled",
+    "heads-first-only",
+    "operands-exchanged",
+    "operands-key-as-value",
+    "operands-value-as-key",
+    "operands-keys-and-values-exchanged",
+    "operands-query-as-key",
+    "operands-query-ignored",
+]
+CAUSAL = [
+    "causal-strict",
+    "causal-off-by-one",
+    "causal-inverted",
+    "causal-inverted-with-self",
+    "causal-block-leak",
+]
+MODULE = [
+    "module-bias-lost",
+    "module-output-missing",
+    "module-output-twice",
+    "operands-wrong-matrix",
+    "operands-not-projected",
+    "operands-memory-ignored",
+    "heads-not-split",
+    "heads-size-exchanged",
+    "heads-split-reshape",
+    "heads-merge-reshape",
+    "weights-are-scores",
+    "weights-averaged",
+    "weights-mismatch",
+    "weights-dropped",
+    "dropout-in-eval",
+    "dropout-missing",
+    "dropout-without-rescale",
+]
+FUNCTIONS = [
+    "softmax-overflow",
+    "softmax-low-precision",
+    "mask-inverted",
+    "mask-on-heads",
+    "padding-ignored",
+    "padding-on-queries",
+    "mask-bias-lost",
+    "mask-finite-fill",
+    "empty-row-nan",
+    "empty-row-mean",
+    "masked-nan-leak",
+    "causal-wrong-end",
+    "operands-equal-lengths",
+    "not-repeatable",
+    "gradient-missing",
+    "gradient-wrong",
+    "inputs-changed",
+    "needs-contiguous",
+    "batch-of-one",
+    "dtype-changed",
+]
+TABLES = [
+    "positions-exponent",
+    "positions-column-exponent",
+    "positions-base",
+    "positions-cosine-missing",
+    "positions-half-precision",
+    "positions-odd-size",
+]
+ADDED = ["positions-wrong-axis", "positions-added-twice", "positions-not-added"]
+ROTARY = [
+    "rotary-exponent",
+    "rotary-base",
+    "rotary-no-minus",
+    "rotary-twice",
+    "rotary-wrong-axis",
+    "rotary-one-side",
+    "rotary-offset",
+    "rotary-half-precision",
+]
+HANDED = [
+    "cache-stale",
+    "cache-forgotten",
+    "cache-last-step-only",
+    "cache-offset",
+    "cache-causal-start",
+    "cache-chunk-sees-ahead",
+]
 
 
 def padding_off_by_one(lengths: Tensor, max_len: int) -> Tensor:

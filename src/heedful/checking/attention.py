@@ -22,6 +22,7 @@ from heedful.checking.manners import manners
 from heedful.checking.mask_steps import mask_step
 from heedful.checking.problems import CannotCheck
 from heedful.checking.projections import find
+from heedful.checking.properties import describe
 from heedful.checking.randomness import probability, report_noise, still, training
 from heedful.checking.readings import Reading, always_on
 from heedful.checking.roles import parameters, role_of
@@ -50,7 +51,7 @@ def examine(target: Any, name: str, options: Options, progress: Progress) -> Rec
     ]
     exam = explain_plain(exams, always_on())
     if exam is None:
-        record.properties.append("no known mistake, and no pair of them, reproduces the answer")
+        describe(exams[0][0])
         return record
     finish(exam, ways)
     training(record, exam.caller, exam.shape, claims, probability(exam.caller, built=False))
@@ -90,7 +91,7 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
                 f"it has parameters that I don't know the use of ({', '.join(found.unknown[:6])}), and with the others "
                 "alone its answer can't be explained. Check the function inside it that takes query, key and value."
             )
-        record.properties.append("no known mistake, and no pair of them, reproduces the answer")
+        describe(exams[0][0])
         return record
     record.convention(*modules.projection_words(found, exam.best.reading.order))
     finish(exam, ways)

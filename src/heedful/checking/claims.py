@@ -160,7 +160,8 @@ def read(target: object, names: dict[str, str]) -> Claims:
         ),
         scaled_query=first(
             {
-                "query": r"(?:query|q) (?:is |must be |has been |comes )?(?:already |pre-?)\s?scaled|pre-?scaled quer"
+                "query": r"(?:query|q) (?:that )?(?:is |must be |has been |comes )?(?:already |pre-?)\s?scaled"
+                r"|pre-?scaled quer"
             },
             about,
         ),

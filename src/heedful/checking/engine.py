@@ -23,7 +23,7 @@ def examine(
     torch.set_num_threads(1)
     try:
         if not callable(target):
-            raise CannotCheck(f"{title} is a {type(target).__name__}, not something that can be called.")
+            raise CannotCheck(f"{title} can't be called: it is of type {type(target).__name__}.")
         return examiner(target, options)(target, title, options, progress).diagnosis()
     except CannotCheck as problem:
         return Diagnosis(title, UNCLEAR, explanation=f"{problem}{gpu(str(problem))}")

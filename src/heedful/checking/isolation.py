@@ -20,15 +20,19 @@ class Tail:
     """Reads a stream to its end, however long, and keeps the last part."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.text, self.total = b"", 0
+        self.stream, self.text = stream, b""
         self.thread = threading.Thread(target=self.read, args=(stream,), daemon=True)
         self.thread.start()
 
     def read(self, stream: IO[bytes]) -> None:
         """Until the child closes it."""
         while chunk := stream.read1(65536):  # type: ignore[attr-defined]
-            self.total += len(chunk)
             self.text = (self.text + chunk)[-KEPT:]
+
+    def close(self) -> None:
+        """Read what is left, once the child has ended."""
+        self.thread.join(1.0)
+        self.stream.close()
 
     def last_line(self) -> str:
         """The last line with something on it."""
@@ -62,6 +66,7 @@ def check_apart(
             ended = child.poll()
             child.kill()
             child.wait()
+            printed.close()
     return found or Diagnosis(spec, UNCLEAR, explanation=ending(ended, doing, timeout, printed))
 
 

@@ -8,6 +8,7 @@ from heedful.checking.catalogue import Family, Mistake, families
 from heedful.checking.excerpts import wrong_code
 from heedful.checking.pictures import picture
 
+COMMAND = "python -m heedful.checking.pages docs/check"
 POST = """
 The post this project grows out of warns of a missing softmax, and shows an example. Here it is again with the
 numbers that it really prints. The post's correct version divides by 8.0, the size of its heads, where the formula

@@ -71,12 +71,13 @@ def compared(call: Call, variant: Variant) -> list[str]:
     """Right and wrong weights side by side; right and wrong output where only that differs."""
     stages = chain([variant])
     call = cast(call, torch.float64)
+    own = replace(call, query=call.query.clone(), key=call.key.clone(), value=call.value.clone())
     if stages is None:
         return []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            right, wrong = attend(call, RIGHT), attend(call, stages)
+            right, wrong = attend(call, RIGHT), attend(own, stages)
         except (RuntimeError, IndexError):
             return []
     head = telling_head(right, wrong)

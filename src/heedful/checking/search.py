@@ -192,7 +192,8 @@ def extend(
         tolerance: Accept this error relative to the largest value, for targets that compute with few digits.
 
     Returns:
-        The hypotheses that hold with the smallest total number of mistakes; empty when none does.
+        The hypotheses that hold with the smallest total number of mistakes; empty when none does. Once mistakes
+        have to be added, only the first of `start` that they make hold is kept.
     """
     for count in counts:
         found: list[Hypothesis] = []
@@ -202,7 +203,7 @@ def extend(
             showing = showing_variants(hypothesis, evidence, mistakes) if count else []
             choices = (hypothesis.plus(more) for more in subsets(showing, count))
             found += [h for h in choices if all(e.holds(h, tolerance) for e in evidence)]
-            if found and count > 1:
+            if found and count:
                 break
         if found:
             fewest = min(len(h.made) for h in found)

@@ -1,0 +1,224 @@
+"""Targets that hang, exit, crash, shout or don't exist get a paragraph, not a traceback."""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from heedful.checking import Diagnosis, assert_attention
+from heedful.checking.engine import examine
+from heedful.checking.functions import Options
+from heedful.checking.isolation import check_apart
+from heedful.checking.problems import CannotCheck
+from heedful.checking.targets import load
+
+OPTIONS = {"kind": None, "layout": None, "heads": None, "settings": {}}
+SOURCE = """
+import os
+import sys
+import torch
+
+
+def attention(q, k, v, mask=None):
+    scores = q @ k.mT / q.shape[-1]
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def loops(q, k, v):
+    while True:
+        pass
+
+
+def leaves(q, k, v):
+    print("good bye")
+    os._exit(3)
+
+
+def exits(q, k, v):
+    sys.exit("enough")
+
+
+def crashes(q, k, v):
+    os.kill(os.getpid(), 11)
+
+
+def shouts(q, k, v):
+    print("x" * 3_000_000)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def wants_a_gpu(q, k, v):
+    return q.to("cuda")
+
+
+def raises(q, k, v):
+    raise ValueError("I never work")
+
+
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("targets")
+    (path / "model.py").write_text(SOURCE)
+    (path / "broken.py").write_text("def f(:\n    pass\n")
+    (path / "ends.py").write_text("import sys\nsys.exit(2)\n")
+    (path / "needs.py").write_text("import no_such_module_anywhere\n")
+    (path / "fails.py").write_text("import torch\n\nx = torch.zeros(2) + torch.zeros(3)\n")
+    return path
+
+
+def apart(folder: Path, spec: str, timeout: float = 60.0) -> Diagnosis:
+    return check_apart(f"{folder}/{spec}", OPTIONS, timeout)
+
+
+def test_a_wrong_one_is_found_wrong_in_a_child_process(folder: Path) -> None:
+    found = apart(folder, "model.py:attention")
+    assert [m.name for m in found.mistakes] == ["scale-head-dim"]
+    assert found.target == "attention(q, k, v, mask)"
+
+
+def test_an_endless_loop_is_ended(folder: Path) -> None:
+    start = time.monotonic()
+    found = apart(folder, "model.py:loops", timeout=20.0)
+    assert time.monotonic() - start < 40
+    assert (found.verdict, found.exit_status()) == ("could not tell", 2)
+    assert found.explanation == (
+        "it was still running after 20 seconds, while heedful was working out how to call it, and was ended. If it "
+        "loops on small inputs, that is the mistake; if it is only slow (it compiles a kernel, loads a model), give "
+        "it more time with --timeout SECONDS."
+    )
+
+
+def test_one_that_leaves_the_process(folder: Path) -> None:
+    assert apart(folder, "model.py:leaves").explanation == (
+        "it ended the process with status 3 while heedful was working out how to call it: does it call exit? The last "
+        "thing it printed: good bye"
+    )
+
+
+def test_one_that_crashes_the_process(folder: Path) -> None:
+    assert apart(folder, "model.py:crashes").explanation == (
+        "it crashed the process (SIGSEGV) while heedful was working out how to call it. That happens in native code: "
+        "an index out of bounds, a wrong pointer, too little memory."
+    )
+
+
+def test_megabytes_of_output_do_no_harm(folder: Path) -> None:
+    assert apart(folder, "model.py:shouts").verdict == "right"
+
+
+EXPLAINED = {
+    "model.py:exits": "it ends the program (sys.exit) when it is called: enough",
+    "model.py:number": "model.py:number can't be called: it is of type int.",
+    "model.py:attn": "{folder}/model.py has no name 'attn'. It has: attention.",
+    "nothing.py:f": "there is no file {folder}/nothing.py.",
+    "broken.py:f": "{folder}/broken.py has a syntax error on line 1: invalid syntax\n    def f(:",
+    "ends.py:f": (
+        "importing {folder}/ends.py ends the program (sys.exit(2)). Put what runs at the end of the file under "
+        '`if __name__ == "__main__":`.'
+    ),
+    "needs.py:f": (
+        "importing {folder}/needs.py needs the module 'no_such_module_anywhere', which is not installed here. Install "
+        "it, or run heedful with the Python that has it: python -m heedful check ..."
+    ),
+    "fails.py:f": (
+        "importing {folder}/fails.py failed on line 3 of fails.py: RuntimeError: The size of tensor a (2) must match "
+        "the size of tensor b (3) at non-singleton dimension 0"
+    ),
+    "model.py": (
+        "'{folder}/model.py' names no target. Write FILE.py:NAME or package.module:NAME, for example "
+        "my_model.py:attention."
+    ),
+}
+
+
+def explanation(folder: Path, spec: str) -> str:
+    """What a user reads about a target that can't be checked; in this process, which is quicker."""
+    try:
+        found = examine(load(f"{folder}/{spec}"), Options(), spec)
+    except CannotCheck as problem:
+        return str(problem)
+    assert found.verdict == "could not tell"
+    return found.explanation
+
+
+@pytest.mark.parametrize("spec", EXPLAINED)
+def test_a_paragraph_says_what_to_do(folder: Path, spec: str) -> None:
+    assert explanation(folder, spec) == EXPLAINED[spec].format(folder=folder)
+
+
+def test_a_gpu_is_wanted_and_not_there(folder: Path) -> None:
+    assert explanation(folder, "model.py:wants_a_gpu").endswith(
+        "It wants a GPU, and none can be used here. Let the device follow the inputs (query.device), and the check can "
+        "run on a CPU."
+    )
+
+
+def test_one_that_always_raises_is_quoted(folder: Path) -> None:
+    words = explanation(folder, "model.py:raises")
+    assert "ValueError: I never work" in words
+    assert "--layout" in words
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The command, as its registration in the command line runs it."""
+    code = "import sys, typer; from heedful.checking.command import check; typer.run(check)"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_the_command_prints_json_and_gives_an_exit_status(folder: Path) -> None:
+    done = run(f"{folder}/model.py:attention", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1, done.stderr
+    assert (found["target"], found["verdict"]) == ("attention(q, k, v, mask)", "wrong")
+    assert {"name", "family", "description", "evidence", "remedy"} <= found["mistakes"][0].keys()
+    assert found["mistakes"][0]["family"] == "scale"
+    assert [h["name"] for h in found["hazards"]] == ["empty-row-nan", "masked-nan-leak"]
+    assert "mask True = may attend" in found["conventions"]
+
+
+def test_the_command_explains(folder: Path) -> None:
+    done = run("--explain", "softmax-missing")
+    assert done.returncode == 0
+    assert "sum 1.00" in done.stdout
+    assert "instead:" in done.stdout
+
+
+def test_the_command_says_when_a_name_is_unknown() -> None:
+    done = run("--explain", "softmax-mising")
+    assert (done.returncode, done.stdout) == (
+        2,
+        "no mistake is called 'softmax-mising'. Did you mean softmax-missing or softmax-singleton or "
+        "softmax-low-precision?\n",
+    )
+
+
+def test_assert_attention_shows_the_whole_report() -> None:
+    def half(q, k, v):
+        return (q @ k.mT / q.shape[-1]).softmax(-1) @ v
+
+    with pytest.raises(AssertionError) as caught:
+        assert_attention(half)
+    measured = re.sub(r"\d\.\de-\d\d", "x", str(caught.value))
+    assert measured == textwrap.dedent("""\
+        half(q, k, v) is wrong: 1 mistake
+          scale      scores are divided by 8.00 = head_dim; expected 2.83 = sqrt(head_dim)
+                     with that assumed the largest error falls from x to x
+                     shown by: 1 sample, 1 head, 1 query, 2 keys: query [1.54, -0.29]; key [-2.18, 0.57, -1.08, \
+-1.40]; value [0.40, 0.84] gives [0.73], right is [0.77]
+                     instead: scores = query @ key.mT / math.sqrt(query.shape[-1]), with the last size of ONE head; \
+and scale only once, either the query or the scores
+                     more: heedful check --explain scale-head-dim
+        your conventions: layout (batch, heads, length, size)""")

@@ -1,0 +1,160 @@
+"""No false alarm: attention that other people wrote, and conventions that are only conventions."""
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import wrong_attention
+import wrong_cache
+import wrong_module
+import wrong_positions
+import wrong_rotary
+from torch import Tensor, nn
+from torch.nn import functional
+
+from heedful.checking import Diagnosis, check
+
+
+def right(target: Any, **options: Any) -> Diagnosis:
+    """Check, and fail unless nothing is wrong."""
+    found = check(target, **options)
+    assert (found.verdict, found.mistakes, found.properties) == ("right", (), ()), str(found)
+    return found
+
+
+def hazards(found: Diagnosis) -> list[str]:
+    return [h.name for h in found.hazards]
+
+
+def test_torchs_function() -> None:
+    found = right(functional.scaled_dot_product_attention)
+    assert hazards(found) == ["masked-nan-leak"]
+    assert "causal flag, aligned to the start" in found.conventions
+    assert "mask True = may attend and a float mask is added to the scores (0 and -inf)" in found.conventions
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_torchs_module(batch_first: bool, need_weights: bool) -> None:
+    module = nn.MultiheadAttention(24, 3, batch_first=batch_first)
+    found = right(module, settings={"need_weights": need_weights})
+    layout = "(batch, length, features)" if batch_first else "(length, batch, features)"
+    assert f"layout {layout}" in found.conventions
+    assert "mask True = blocked and a float mask is added to the scores (0 and -inf)" in found.conventions
+    # With weights it takes the softmax that makes NaN of an empty row; without, the fused one that makes 0.
+    assert ("empty-row-nan" in hazards(found)) == need_weights
+
+
+def test_torchs_module_with_other_widths() -> None:
+    right(nn.MultiheadAttention(24, 3, kdim=10, vdim=12, batch_first=True))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert",
+        "llama",
+        "gpt2",
+        "gemma2",
+        "vit",
+        "whisper",
+        "bart",
+        "gpt_neox",
+        "t5",
+        "mistral",
+        "qwen2",
+        "phi3",
+    ],
+)
+def test_transformers_eager_functions(name: str) -> None:
+    pytest.importorskip("transformers")
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    found = right(module.eager_attention_forward)
+    assert hazards(found) == ["empty-row-nan", "masked-nan-leak"]
+    assert {"mask is added to the scores (0 and -inf)", "weights per head"} <= set(found.conventions)
+
+
+def test_onnx_reference() -> None:
+    module = pytest.importorskip("onnx.reference.ops.op_attention")
+    assert hazards(right(module._compute_attention)) == ["masked-nan-leak"]
+
+
+def scaled_by_the_caller(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention for a query that is already scaled."""
+    return torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(3), v)
+
+
+def scaled_inside_the_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum(
+        "bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q / q.size(3) ** 0.5, k).softmax(3), v
+    )
+
+
+def key_only_alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    heads, queries, keys = q.size(1), q.size(2), k.size(2)
+    slopes = torch.tensor([2 ** (-8 * (h + 1) / heads) for h in range(heads)]).reshape(-1, 1, 1)
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.size(3)) + slopes * torch.arange(keys)
+    ahead = torch.arange(keys) > torch.arange(queries).unsqueeze(1) + keys - queries
+    return torch.einsum("bhij,bhjd->bhid", scores.masked_fill(ahead, -math.inf).softmax(3), v)
+
+
+def blocks_where_true(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    keep = None if mask is None else ~mask
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+
+def start_aligned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "convention"),
+    [
+        (scaled_by_the_caller, "the query comes scaled"),
+        (scaled_inside_the_query, "layout (batch, heads, length, size)"),
+        (key_only_alibi, "adds ALiBi by distance"),
+        (blocks_where_true, "mask True = blocked"),
+        (start_aligned, "always causal, aligned to the start"),
+        (wrong_attention.make(), "mask True = may attend"),
+        (wrong_attention.make_causal(), "always causal, aligned to the end"),
+        (wrong_module.make(), "weights per head"),
+        (wrong_positions.make(), "columns in pairs (sine, cosine, ...)"),
+        (wrong_positions.module(), "layout (batch, length, features)"),
+        (wrong_rotary.make(), "columns pair up as neighbors (2i and 2i + 1)"),
+        (wrong_cache.make(), "turns queries and keys: interleaved rotary, base 10000"),
+        (wrong_cache.make(base=wrong_cache.Static), "always causal"),
+        (wrong_cache.make(base=wrong_cache.Resettable), "the cache is emptied by reset_cache()"),
+    ],
+)
+def test_a_convention_is_reported_and_not_accused(target: Callable[..., Any], convention: str) -> None:
+    assert convention in right(target).conventions
+
+
+def test_half_split_rotary_of_transformers() -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    found = right(llama.apply_rotary_pos_emb)
+    assert "columns pair up as halves (i and i + D/2)" in found.conventions
+
+
+def test_with_one_head_it_says_what_it_cannot_tell() -> None:
+    found = check(nn.MultiheadAttention(24, 1, batch_first=True))
+    assert found.verdict == "right"
+    told = next(words for words in found.untold if words.startswith("with one head"))
+    assert {"heads-merge-reshape", "heads-split-reshape", "scale-model-dim"} <= set(
+        told.removeprefix("with one head: ").split(", ")
+    )
+
+
+@pytest.mark.parametrize("backend", ["reference", "panels", "auto"])
+def test_heedfuls_own_backends(backend: str) -> None:
+    import heedful
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Any:
+        return heedful.scaled_dot_product_attention(query, key, value, mask, backend=backend)
+
+    found = right(attention)
+    assert hazards(found) == []
+    assert "weights per head" in found.conventions
