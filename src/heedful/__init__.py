@@ -3,6 +3,7 @@
 from . import edits, masks, positions
 from ._attention import Attention, scaled_dot_product_attention
 from ._weights import Weights
+from .checking import Diagnosis, assert_attention, check
 from .edits import ablate, cut, without_sink
 from .masks import Mask
 from .nn import KVCache, MultiHeadAttention
@@ -41,6 +42,7 @@ __all__ = [
     "Alibi",
     "Attention",
     "ByKey",
+    "Diagnosis",
     "DistanceProfile",
     "Entropy",
     "KVCache",
@@ -65,6 +67,8 @@ __all__ = [
     "TopK",
     "Weights",
     "ablate",
+    "assert_attention",
+    "check",
     "cut",
     "edit",
     "edits",

@@ -4,14 +4,19 @@ from typing import Annotated
 
 import typer
 
+from heedful.checking.command import check
 from heedful.cli.models import models
 from heedful.cli.see import see
+from heedful.train.command import schedule, train
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 app.command()(see)
 app.command()(models)
+app.command()(check)
+app.command()(train)
+app.command()(schedule)
 
 
 def _version(wanted: bool) -> None:
