@@ -38,7 +38,11 @@ class PlainDecoder(nn.Module):
         self.mask = nn.Transformer.generate_square_subsequent_mask(recipe.context)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        states = self.stack(self.position(self.embedding(tokens)), self.mask, is_causal=True)
+        states = self.stack(
+            self.position(self.embedding(tokens) * self.embedding.embedding_dim**0.5),
+            self.mask,
+            is_causal=True,
+        )
         return states @ self.embedding.weight.T
 
     def load(self, model: Decoder) -> "PlainDecoder":

@@ -62,8 +62,6 @@ class Weights(TensorLike):
         self._grad = torch.is_grad_enabled() if grad is None else grad
         self._versions = [_version(tensor) for tensor in (call.query, call.key, call.value)]
 
-    # What it looks like
-
     @property
     def shape(self) -> torch.Size:
         return torch.Size(

@@ -73,6 +73,8 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary, recipe.embed_dim)
         tables = {"learned": Learned(recipe.context, recipe.embed_dim), "sinusoidal": Sinusoidal()}
         self.position = tables.get(recipe.position)
+        # Sinusoids of size 1 would drown embeddings of 0.02: these grow by the root of the width (2017, 3.4).
+        self.embedding_scale = recipe.embed_dim**0.5 if recipe.position == "sinusoidal" else 1.0
         self.blocks = nn.ModuleList(Block(recipe) for _ in range(recipe.num_layers))
         self.norm = nn.LayerNorm(recipe.embed_dim)
         self._start_small(recipe.num_layers)
@@ -85,6 +87,8 @@ class Decoder(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (2 * num_layers) ** 0.5 if adds else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+        if self.embedding_scale != 1.0:
+            nn.init.normal_(self.embedding.weight, std=1 / self.embedding_scale)
 
     def forward(
         self,
@@ -108,7 +112,7 @@ class Decoder(nn.Module):
             Logits (B, L, vocabulary) and the weights of each layer.
         """
         mask = masks.causal() if mask is None else mask
-        x = self.embedding(tokens)
+        x = self.embedding(tokens) * self.embedding_scale
         if self.position is not None:
             x = self.position.embed(x, positions)
         weights = []

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 SMOOTHING = 0.9
 # The test ends once the smoothed loss is this much above its best, in nats.
@@ -30,9 +32,9 @@ class RangeTest:
 
 
 def range_test(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Callable[[int], Tensor],
+    model: "nn.Module",
+    optimizer: "Optimizer",
+    loss: "Callable[[int], Tensor]",
     *,
     low: float = 1e-5,
     high: float = 1.0,
@@ -61,6 +63,8 @@ def range_test(
 
     Source: Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, section 3.3.
     """
+    from torch.nn.utils import clip_grad_norm_
+
     if not 0 < low < high:
         raise ValueError(
             f"range_test(): low must be above zero and below high, got low {low} and high {high}."
@@ -85,7 +89,7 @@ def range_test(
         optimizer.zero_grad()
         value.backward()
         if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     if len(losses) < 10:
         reached = rates[-1] if rates else low

@@ -13,9 +13,11 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+if TYPE_CHECKING:  # `heedful train --help` reads the schedules' names, and needs no torch for that
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
 
 Schedule = Callable[[int], float]
 
@@ -189,7 +191,7 @@ def schedule(name: str, **settings: float) -> Schedule:
     return chosen
 
 
-def lambda_lr(optimizer: Optimizer, schedule: Schedule, *, start: int = 0) -> LambdaLR:
+def lambda_lr(optimizer: "Optimizer", schedule: Schedule, *, start: int = 0) -> "LambdaLR":
     """The schedule as a PyTorch scheduler: call `step()` once after each `optimizer.step()`.
 
     Args:
@@ -201,6 +203,8 @@ def lambda_lr(optimizer: Optimizer, schedule: Schedule, *, start: int = 0) -> La
     Returns:
         A `LambdaLR` whose rate is already set for update `start`.
     """
+    from torch.optim.lr_scheduler import LambdaLR
+
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return LambdaLR(optimizer, schedule, last_epoch=start - 1)
