@@ -37,13 +37,16 @@ inline Range visible_range(const heedful_call &call, int64_t batch, int64_t begi
 // Most rows of a block.
 constexpr int64_t most_rows = 16 * tile_rows;
 
+// From one row of a panel to the next: room for whole tiles, and no power of two.
+inline int64_t panel_stride(int64_t width) { return round_up(width, tile_columns) + lanes; }
+
 // A panel of scores: rows of one head against the keys from `keys.first`, the start of a chunk.
 struct Block {
   int64_t batch, head;
   int64_t begin, end;  // queries
   Range keys;
   int64_t rows() const { return end - begin; }
-  int64_t stride() const { return round_up(keys.last - keys.first, lanes) + 2 * lanes; }
+  int64_t stride() const { return panel_stride(keys.last - keys.first); }
 };
 
 // Threads that are worth waking: each should have some hundred thousand products to add.
@@ -83,7 +86,7 @@ inline Block next_block(const heedful_call &call, int64_t batch, int64_t head, i
 
 // The largest panel that a block can have, in floats.
 inline int64_t panel_size(const heedful_call &call, PanelLimits limits) {
-  const int64_t width = round_up(call.keys, lanes) + 2 * lanes + key_chunk;
+  const int64_t width = panel_stride(call.keys) + key_chunk;
   const int64_t rows = round_up(std::min<int64_t>(call.queries, most_rows), tile_rows);
   const int64_t whole_cache = level2_cache() / int64_t(sizeof(float));
   return std::min(rows * width, std::max(whole_cache, limits.least_rows * width));
