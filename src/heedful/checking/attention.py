@@ -163,8 +163,9 @@ def more_general(exam: Exam, others: Sequence[Exam], tolerance: float) -> Exam:
 
 
 def ordered(exam: Exam, readings: Sequence[Reading]) -> list[Reading]:
-    """The readings, likely ones first: causal ones if some answers don't depend on some values."""
-    causal = not reach(exam).all()
+    """The readings, likely ones first: causal ones if queries' answers depend on different values."""
+    reached = reach(exam)
+    causal = not bool((reached == reached[0]).all())
     return sorted(readings, key=lambda r: (-r.most, (r.causal is not None) != causal))
 
 

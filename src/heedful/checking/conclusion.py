@@ -20,6 +20,10 @@ def conclude(exam: Exam) -> None:
     """The mistakes of the best hypothesis, then the conventions."""
     for made in exam.best.made:
         report(exam, made)
+    if exam.evidence[0].seen.output.isnan().all():
+        exam.record.untold.append(
+            "every number of the answer is NaN, so that other mistakes may hide behind it"
+        )
     exam.record.convention(f"layout {LAYOUTS[exam.caller.layout]}")
     causality(exam, exam.best)
     if exam.best.reading.alibi is not None:

@@ -67,8 +67,12 @@ class Exam:
     def extend(
         self, new: Evidence, start: Sequence[Hypothesis], families: Sequence[str] = ALL
     ) -> list[Hypothesis]:
-        """The simplest hypotheses from `start` that hold on the new evidence, and on the old."""
-        return extend(start, [new, *self.evidence], searched(families), tolerance=self.tolerance)
+        """The simplest hypotheses from `start` that hold on the new evidence, and on the old.
+
+        A mistake may turn out to be another variant of itself, which the old evidence could not tell apart.
+        """
+        wider = [*start, *(other for h in start for other in h.siblings())]
+        return extend(wider, [new, *self.evidence], searched(families), tolerance=self.tolerance)
 
     def largest_score(self, case: Case) -> float:
         """The largest score before softmax, by the best hypothesis."""

@@ -160,6 +160,8 @@ def overcome(exam: Exam) -> None:
     right, single = item.predict(exam.best), item.predict(exam.best, torch.float32)
     if right is None or single is None or right.output.shape != item.seen.output.shape:
         return
+    if not right.output.isfinite().all():
+        return
     own = difference(single.output.double(), right.output, rows(right, item.seen.form))
     gap = item.error(right)
     if gap > max(10 * own, TELLING * largest(right.output)):

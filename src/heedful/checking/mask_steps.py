@@ -54,7 +54,7 @@ class Meaning:
 def meanings(
     exam: Exam, role: str, shape: str, kinds: Sequence[str], size: Shape | None = None
 ) -> list[Meaning]:
-    """Every way to read the mask that the accepted kinds allow."""
+    """Every way to read the mask that the accepted kinds allow; those that give nothing finite only if all do."""
     found = []
     for reads, kind in MEANINGS:
         if kind not in kinds or (kind == "int" and "bool" in kinds):
@@ -64,7 +64,8 @@ def meanings(
         field_name = "padding" if passing.over_keys else "mask"
         start = tuple(replace(h, reading=replace(h.reading, **{field_name: reads})) for h in exam.hypotheses)
         found.append(Meaning(reads, kind, exam.look(masked_case(exam, passing, size), caller), start))
-    return found
+    finite = [m for m in found if m.evidence.seen.output.isfinite().any()]
+    return finite or found
 
 
 def mask_step(exam: Exam, role: str = "mask") -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from heedful.checking import catalogue
 from heedful.checking.calling import Seen
 from heedful.checking.cases import Case
 from heedful.checking.catalogue.entry import Mistake, Variant
@@ -37,6 +38,15 @@ class Hypothesis:
     def plus(self, more: Iterable[Made]) -> "Hypothesis":
         """The same with more mistakes."""
         return replace(self, made=(*self.made, *more))
+
+    def siblings(self) -> "list[Hypothesis]":
+        """The same mistakes, one of them in another of its variants."""
+        return [
+            replace(self, made=(*self.made[:i], Made(m.mistake, variant), *self.made[i + 1 :]))
+            for i, m in enumerate(self.made)
+            for variant in catalogue.find(m.mistake.name).variants
+            if variant is not m.variant
+        ]
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -147,11 +157,11 @@ def largest(x: Tensor) -> float:
 
 
 def difference(a: Tensor, b: Tensor, where: Tensor) -> float:
-    """Largest difference of two tensors; what is not finite in both counts as equal, in one as infinitely far."""
+    """Largest difference of two tensors; NaN equals NaN, infinity itself, and all else is infinitely far from them."""
     gap = (a - b).abs()
     broken = ~a.isfinite() | ~b.isfinite()
-    both = ~a.isfinite() & ~b.isfinite()
-    gap = gap.masked_fill(broken, torch.inf).masked_fill(both, 0.0).masked_fill(~where, 0.0)
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = gap.masked_fill(broken, torch.inf).masked_fill(same, 0.0).masked_fill(~where, 0.0)
     return gap.max().item() if gap.numel() else 0.0
 
 

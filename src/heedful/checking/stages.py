@@ -3,8 +3,9 @@
 Everything here is dense and plain on purpose: it runs on inputs of a few hundred numbers, in float64.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -190,6 +191,15 @@ def finish(weights: Tensor, keep: Tensor | None, sizes: Sizes) -> Tensor:
     return weights
 
 
+def in_turn(
+    functions: Sequence[Callable[..., Any]], weights: Tensor, keep: Tensor | None, sizes: Sizes
+) -> Tensor:
+    """One after the other."""
+    for function in functions:
+        weights = function(weights, keep, sizes)
+    return weights
+
+
 def mix(weights: Tensor, value: Tensor) -> Tensor:
     """Weighted sum of the values. A weight of 0 shuts out even a NaN."""
     if value.isfinite().all():
@@ -236,9 +246,15 @@ class Stages:
     replaced: frozenset[str] = field(default=frozenset())
 
     def with_wrong(self, wrong: dict[str, Callable[..., Any]]) -> "Stages | None":
-        """A copy with these stages replaced, or None where another mistake has replaced one of them already."""
-        if self.replaced & wrong.keys():
+        """A copy with these stages replaced, or None where another mistake has replaced one of them already.
+
+        After softmax several things can happen to the weights, so what is to `finish` them adds up.
+        """
+        both = self.replaced & wrong.keys()
+        if both - {"finish"}:
             return None
+        if both:
+            wrong = wrong | {"finish": partial(in_turn, (self.finish, wrong["finish"]))}
         return replace(self, **wrong, replaced=self.replaced | wrong.keys())
 
 
