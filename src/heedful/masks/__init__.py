@@ -3,13 +3,14 @@
     mask = masks.causal() & masks.documents(ids) | masks.prefix(4)
 
 A mask is a rule, not a matrix, and nothing of size L x S is stored. Masks combine with `&`, `|` and `~`, also with
-tensors.
+tensors. `from_...` takes the masks of other libraries.
 """
 
 from torch import Tensor
 
 from .._checks import boolean, describe, integers
 from ._algebra import Dense, Mask, as_mask, dense
+from ._convert import from_additive, from_cu_seqlens, from_flash_attn, from_torch
 from ._patterns import Documents, Padding, Prefix, Window
 
 __all__ = [
@@ -19,6 +20,10 @@ __all__ = [
     "causal",
     "dense",
     "documents",
+    "from_additive",
+    "from_cu_seqlens",
+    "from_flash_attn",
+    "from_torch",
     "lengths",
     "padding",
     "prefix",
