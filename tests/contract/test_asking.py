@@ -106,10 +106,6 @@ def test_asking_changes_no_bit_without_gradients(how: str, backend: str) -> None
 
 @every_backend
 def test_gradients_on_or_off_give_the_same_output(backend: str) -> None:
-    if backend == "native":
-        pytest.skip(
-            "where a gradient will be taken, the kernel weighs few rows in the order the gradient takes"
-        )
     for case in CASES:
         problem = made(case, torch.float32)
         inputs = problem.inputs()

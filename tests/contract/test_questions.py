@@ -85,12 +85,13 @@ def check_answer(case: Case, question: Question, answer: Tensor) -> None:
 
 
 def check_grads(case: Case, asked: list[Question], grads: dict[str, Tensor]) -> None:
-    """Gradients of the sum of the losses of some questions."""
+    """Gradients of the sum of the losses of some questions; each adds its rounding, and the sum its own."""
     truth, baseline = ([dense(case, q, dtype) for q in asked] for dtype in (torch.float64, torch.float32))
     for name, actual in grads.items():
         expected = [grads[name] for _, grads in truth]
         entered = [*map(coefficients, (answer for answer, _ in truth)), *expected]
-        rough = sum(grads[name] for _, grads in baseline)
+        errors = [(grads[name] - each).abs() for (_, grads), each in zip(baseline, expected, strict=True)]
+        rough = (sum(expected) + len(asked) ** 0.5 * sum(errors)).to(actual.dtype)
         assert_equals_truth(actual, numbers(sum(expected), entered), rough, f"the gradient of {name}")
 
 

@@ -62,7 +62,7 @@ class TestHeedful:
     def test_weights_are_before_dropout(self, qkv):
         _, dropped = scaled_dot_product_attention(*qkv, dropout_p=0.5)
         _, kept = scaled_dot_product_attention(*qkv)
-        assert torch.equal(dropped.full(), kept.full())
+        assert same(dropped.full(), kept.full())
 
     def test_softcap_then_bias_then_mask(self, qkv):
         query, key, value = qkv

@@ -6,7 +6,8 @@ Each backend is a module with:
     refusals(call) -> list[str]                     why it cannot take the call, one sentence each
     run(call, reductions, need_output) -> Result    the output, and the answers in the same pass
 
-A backend never imports another, and is chosen without looking at the reductions, so asking cannot change the answer.
+A backend never imports another; what it leaves, it leaves to `plain`. It is chosen without looking at the reductions,
+so asking cannot change the answer.
 """
 
 from dataclasses import replace
@@ -21,8 +22,8 @@ from .._call import Call
 from ..masks import Dense
 from ..reductions import Reduction
 
-ORDER = ("panels",)
-NAMES = (*ORDER, "native", "reference")
+ORDER = ("native", "panels")
+NAMES = (*ORDER, "reference")
 
 
 class Backend(Protocol):
@@ -31,6 +32,10 @@ class Backend(Protocol):
     @property
     def NAME(self) -> str:
         """What users call it."""
+        ...
+
+    def refusals(self, call: Call) -> list[str]:
+        """Why it cannot take the call, one sentence each."""
         ...
 
     def run(self, call: Call, reductions: tuple[Reduction, ...] = ..., need_output: bool = ...) -> "Result":
@@ -64,10 +69,17 @@ def choose(call: Call, backend: str) -> Backend:
     raise NotImplementedError(f"backend={backend!r} cannot take this call.\n" + "\n".join(refused))
 
 
+def plain(call: Call, reductions: tuple[Reduction, ...], need_output: bool = False) -> Result:
+    """What the backend that knows everything answers, and records for gradients."""
+    return load("panels").run(call, reductions, need_output)
+
+
 def run(
     backend: Backend, call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True
 ) -> Result:
     """Run a call on a backend. Backends may rely on S >= 1 and on autocast being off."""
+    if backend.refusals(call):  # of `Weights` that were mapped since: to float64, say, or under vmap
+        return run(load("panels"), call, reductions, need_output)
     if torch.compiler.is_compiling() or call.query.is_meta:
         return backend.run(call, reductions, need_output)
     with torch.autocast(call.query.device.type, enabled=False):

@@ -44,12 +44,18 @@ class Later:
         """The backend that answers for sure."""
         return "panels" if self.requested == "auto" else self.requested
 
+    def refusals(self, call: Call) -> list[str]:
+        """None: who takes the call is chosen later."""
+        return []
+
     def run(
         self, call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True
     ) -> backends.Result:
         """Run the call as one operator while its numbers cannot be read, at once otherwise."""
         if not (torch.compiler.is_compiling() or call.query.is_meta):
-            return backends.choose(call, self.requested).run(call, reductions, need_output)
+            auto = self.requested == "auto"
+            chosen = backends.choose(call, "auto") if auto else backends.load(self.requested)
+            return backends.run(chosen, call, reductions, need_output)
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             raise NotImplementedError(TRANSFORMED)
         luggage = Luggage()

@@ -6,7 +6,7 @@
 A reduction of your own subclasses `Reduction`: a frozen dataclass that says what one `Panel` contributes.
 """
 
-from ._heads import DistanceProfile, Pooled, QueryRows
+from ._heads import DistanceProfile, Pooled, QueryRows, distances
 from ._keys import Received, TransposedProduct
 from ._protocol import Edit, Panel, Reduction, spread
 from ._rows import (
@@ -43,5 +43,6 @@ __all__ = [
     "TopK",
     "TopKResult",
     "TransposedProduct",
+    "distances",
     "spread",
 ]

@@ -1,12 +1,13 @@
 """Answers per head: how far it looks, and a small picture of where."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .._checks import one_of
+from .._rows import Rows
 from ._protocol import Panel, Reduction
 from ._rows import membership
 
@@ -22,15 +23,19 @@ class DistanceProfile(Reduction):
     place = "heads"
 
     def panel(self, panel):
-        low, high = panel.call.rows.bounds
-        last = panel.rows.num_keys - 1
-        size = max(abs(low), abs(high), abs(last - low), abs(last - high)) + 1
         seen = (panel.logsumexp > -torch.inf).sum(-1).to(panel.weights.dtype)
-        return _by_distance(panel, size), seen
+        return _by_distance(panel, distances(panel.call.rows)), seen
 
     def finish(self, total, call):
         mass, seen = total
         return mass / seen.clamp(min=1)[..., None]
+
+
+def distances(rows: Rows) -> int:
+    """How many distances there are between these rows and the keys: the farthest, plus 1."""
+    low, high = rows.bounds
+    last = rows.num_keys - 1
+    return max(abs(low), abs(high), abs(last - low), abs(last - high)) + 1
 
 
 def _by_distance(panel: Panel, size: int) -> Tensor:
@@ -87,17 +92,22 @@ class Pooled(Reduction):
     def reads_value(self):
         return self.by_value_norm
 
+    def blocks(self, call: Any) -> tuple[Tensor, Tensor]:
+        """The block that each query (L,) and each key (S,) lies in."""
+        (_, _, L, _), S, device = call.query.shape, call.rows.num_keys, call.query.device
+        return torch.arange(L, device=device) * self.rows // max(L, 1), torch.arange(
+            S, device=device
+        ) * self.cols // S
+
     def panel(self, panel):
         weights = panel.weights
         if self.by_value_norm:
             weights = weights * panel.value_norms[..., None, :].masked_fill(weights == 0, 0)
-        place = panel.place[2]
-        num_rows = panel.call.query.shape[2]
-        row_blocks = torch.arange(place.start, place.stop, device=weights.device) * self.rows // num_rows
-        col_blocks = panel.keys * self.cols // panel.rows.num_keys
+        row_blocks, col_blocks = self.blocks(panel.call)
+        row_blocks, col_blocks = row_blocks[panel.place[2]], col_blocks[panel.keys]
         if self.how == "mass":
-            weights = weights @ membership(col_blocks, self.cols, weights.dtype)
-            queries = membership(row_blocks, self.rows, weights.dtype)
+            weights = weights @ membership(col_blocks, self.cols).to(weights.dtype)
+            queries = membership(row_blocks, self.rows).to(weights.dtype)
             return queries.mT @ weights, queries.sum(0).expand(*weights.shape[:2], -1)
         by_col = weights.new_zeros(*weights.shape[:3], self.cols)
         by_col = by_col.scatter_reduce(-1, col_blocks.expand(weights.shape), weights, "amax")
@@ -122,13 +132,17 @@ class QueryRows(Reduction):
     queries: tuple[int, ...]
     place = "heads"
 
-    def panel(self, panel):
-        place, num_rows, total = panel.place[2], panel.call.query.shape[2], []
+    def check(self, num_rows: int) -> tuple[int, ...]:
+        """The queries. Raises IndexError for one that is not there."""
         wrong = [query for query in self.queries if not 0 <= query < num_rows]
         if wrong:
             raise IndexError(f"QueryRows(): query {wrong[0]} is not one of the {num_rows} queries.")
+        return self.queries
+
+    def panel(self, panel):
+        place, total = panel.place[2], []
         empty = panel.weights.new_zeros(*panel.weights.shape[:2], panel.rows.num_keys)
-        for query in self.queries:
+        for query in self.check(panel.call.query.shape[2]):
             here = place.start <= query < place.stop
             total.append(panel.spread(panel.weights[..., query - place.start, :]) if here else empty)
         return torch.stack(total, 2)

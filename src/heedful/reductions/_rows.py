@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .._checks import describe, one_of
+from .._rows import Rows
 from ._protocol import Reduction
 
 
@@ -173,15 +174,16 @@ class ByKey(Reduction):
     def __hash__(self) -> int:
         return hash(id(self.groups))
 
+    def columns(self, rows: Rows) -> Tensor:
+        """What the weights are multiplied by, (1 or batch, S, groups) bool: which group each key is in."""
+        groups = self.groups.to(rows.device)
+        groups = groups[rows.batch] if groups.dim() == 2 else groups[None]
+        if groups.shape[-1] != rows.num_keys:
+            raise ValueError(f"ByKey(): groups names {groups.shape[-1]} keys, the call has {rows.num_keys}.")
+        return membership(groups, int(self.groups.max()) + 1 if self.groups.numel() else 0)
+
     def panel(self, panel):
-        groups = self.groups.to(panel.weights.device)
-        groups = groups[panel.rows.batch] if groups.dim() == 2 else groups[None]
-        if groups.shape[-1] != panel.rows.num_keys:
-            raise ValueError(
-                f"ByKey(): groups names {groups.shape[-1]} keys, the call has {panel.rows.num_keys}."
-            )
-        count = int(self.groups.max()) + 1 if self.groups.numel() else 0
-        return panel.weights @ membership(groups[:, panel.keys], count, panel.weights.dtype)[:, None]
+        return panel.weights @ self.columns(panel.rows)[:, None, panel.keys].to(panel.weights.dtype)
 
 
 @dataclass(frozen=True)
@@ -194,11 +196,15 @@ class KeyColumns(Reduction):
 
     keys: tuple[int, ...]
 
-    def panel(self, panel):
-        wrong = [key for key in self.keys if not 0 <= key < panel.rows.num_keys]
+    def check(self, num_keys: int) -> list[int]:
+        """The keys. Raises IndexError for one that is not there."""
+        wrong = [key for key in self.keys if not 0 <= key < num_keys]
         if wrong:
-            raise IndexError(f"KeyColumns(): key {wrong[0]} is not one of the {panel.rows.num_keys} keys.")
-        return panel.spread(panel.weights)[..., list(self.keys)]
+            raise IndexError(f"KeyColumns(): key {wrong[0]} is not one of the {num_keys} keys.")
+        return list(self.keys)
+
+    def panel(self, panel):
+        return panel.spread(panel.weights)[..., self.check(panel.rows.num_keys)]
 
 
 @dataclass(frozen=True)
@@ -211,6 +217,6 @@ class Full(Reduction):
         return panel.spread(panel.weights)
 
 
-def membership(bins: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """A 0/1 matrix (..., keys, count) that says which bin each key is in; negative bins are none."""
-    return (bins[..., None] == torch.arange(count, device=bins.device)).to(dtype)
+def membership(bins: Tensor, count: int) -> Tensor:
+    """Which bin each key is in, (..., keys, count) bool; negative bins are none."""
+    return bins[..., None] == torch.arange(count, device=bins.device)

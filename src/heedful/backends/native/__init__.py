@@ -10,12 +10,12 @@ import torch
 from torch.autograd import forward_ad
 
 from ..._call import Call
-from ...reductions import Reduction, TopK
-from .. import Result, load
-from . import _library, _questions
+from ...reductions import Reduction
+from .. import Result, plain
+from . import _library
 from ._gradient import attend
 from ._info import Info, info
-from ._run import Wanted
+from ._questions import Plan, known
 
 NAME = "native"
 
@@ -43,26 +43,14 @@ def refusals(call: Call) -> list[str]:
 
 
 def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True) -> Result:
-    """The output from the kernel, with the answers it knows; others by a second pass over panels."""
+    """The output from the kernel, with the answers it knows; others by a second pass."""
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in call.tensors)
-    known = {each: names for each in reductions if (names := _names(each, recorded)) is not None}
-    others = tuple(each for each in reductions if each not in known)
-    needed = {name for names in known.values() for name in names}
-    wanted = Wanted(
-        tuple(sorted(needed - {"topk"})),
-        max((each.k for each in known if isinstance(each, TopK)), default=0),
-        need_output,
-    )
-    found = attend(call, wanted, recorded) if known or need_output else {}
-    answers: dict[Reduction, Any] = {each: _questions.answer(each, found, call) for each in known}
+    others = tuple(each for each in reductions if not known(each, recorded))
+    plan = Plan(call, tuple(each for each in reductions if each not in others), need_output)
+    found = {} if plan.empty else attend(call, plan.wanted, recorded)
+    answers: dict[Reduction, Any] = {each: plan.answer(each, found) for each in plan.now}
     if others:
-        answers.update(zip(others, load("panels").run(call, others, need_output=False).answers, strict=True))
+        answers.update(zip(others, plain(call, others).answers, strict=True))
+    if plan.later:
+        answers.update(zip(plan.later, run(call, plan.later, need_output=False).answers, strict=True))
     return Result(found.get("output"), tuple(answers[each] for each in reductions))
-
-
-def _names(reduction: Reduction, recorded: bool) -> tuple[str, ...] | None:
-    """The kernel's answers that a reduction is made of; None where it, or its gradient, is asked elsewhere."""
-    names = _questions.names(reduction)
-    if recorded and names is not None and not _questions.DIFFERENTIABLE.issuperset(names):
-        return None
-    return names

@@ -48,6 +48,13 @@ class NativeCall(Structure):
         ("topk", c_int64),
         *((name, c_void_p) for name in ("topk_weight", "topk_key", "weights", "row_state")),
         *((name, c_void_p) for name in ("received_sum", "received_max", "received_count")),
+        ("profile_size", c_int64),
+        ("profile", c_void_p),
+        *((name, c_int64) for name in ("map_rows", "map_columns")),
+        *((name, c_void_p) for name in ("map_row", "map_column", "map_scale", "map_sum", "map_max")),
+        ("carried", c_void_p),
+        *((name, c_int64) for name in ("carried_width", "carried_stride")),
+        ("carried_sum", c_void_p),
     )
 
 
@@ -59,8 +66,10 @@ class NativeGradient(Structure):
         ("row_state", c_void_p),
         ("output", Array),
         *((name, c_void_p) for name in ("logsumexp", "entropy", "received_sum")),
+        ("topk", c_int64),
+        *((name, c_void_p) for name in ("topk_weight", "topk_key")),
         *((name, Array) for name in ("query", "key", "value")),
-        ("row", c_void_p),
+        *((name, c_void_p) for name in ("logits", "row")),
     )
 
 

@@ -1,36 +1,50 @@
 """Which reductions the kernel answers, and how its answers become theirs."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from ..._call import Call
 from ...reductions import (
+    ByKey,
+    DistanceProfile,
     Entropy,
     Full,
+    KeyColumns,
     LogSumExp,
     Mass,
     MaxLogit,
     MeanDistance,
+    Pooled,
+    QueryRows,
     Received,
     Reduction,
     SinkShare,
     TopK,
 )
+from ...reductions._keys import TransposedProduct
 from ...reductions._protocol import value_norms
-from ._run import Answers
+from .. import plain
+from ._run import Answers, Map, Wanted, backward, forward
 
 # What the gradient reaches; a reduction that needs more is asked elsewhere where a gradient is recorded.
-DIFFERENTIABLE = frozenset(("logsumexp", "entropy", "received_sum", "received_count"))
+DIFFERENTIABLE = frozenset(("logsumexp", "entropy", "received_sum", "received_count", "topk"))
+LARGEST_MAP = 2**16  # elements: every thread keeps one of its own
 
 
 def names(reduction: Reduction) -> tuple[str, ...] | None:
     """The answers of the kernel that a reduction is made of; None: the kernel does not know it."""
-    kind = type(reduction)
-    if isinstance(reduction, Received) and kind is Received:
-        return {
-            "sum": ("received_sum",),
-            "max": ("received_max",),
-            "mean": ("received_sum", "received_count"),
-        }[reduction.how]
+    match reduction:
+        case Received(how="mean"):
+            return ("received_sum", "received_count")
+        case Received():
+            return (f"received_{reduction.how}",)
+        case Pooled():
+            fits = reduction.rows * reduction.cols <= LARGEST_MAP
+            return ({"mass": "map_sum", "max": "map_max"}[reduction.how],) if fits else None
     return {
         LogSumExp: ("logsumexp",),
         SinkShare: ("logsumexp",),
@@ -40,28 +54,146 @@ def names(reduction: Reduction) -> tuple[str, ...] | None:
         MeanDistance: ("mean_distance",),
         TopK: ("topk",),
         Full: ("weights",),
-    }.get(kind)
+        DistanceProfile: ("profile", "logsumexp"),
+        ByKey: ("carried_sum",),
+        KeyColumns: ("carried_sum",),
+        QueryRows: ("rows",),
+        TransposedProduct: ("transposed",),
+    }.get(type(reduction))
 
 
-def answer(reduction: Reduction, found: Answers, call: Call) -> object:
-    """The answer of a reduction from those of the kernel."""
+def known(reduction: Reduction, recorded: bool) -> bool:
+    """Whether the kernel answers a reduction, and its gradient where one is recorded."""
+    made_of = names(reduction)
+    return made_of is not None and (not recorded or DIFFERENTIABLE.issuperset(made_of))
+
+
+class Plan:
+    """What to ask the kernel for some reductions that it knows, in one pass.
+
+    Attributes:
+        wanted: What is asked.
+        later: Reductions that need another pass: maps of another size.
+    """
+
+    def __init__(self, call: Call, reductions: Sequence[Reduction], output: bool):
+        self.call = call
+        maps = [each for each in reductions if isinstance(each, Pooled)]
+        self.later = tuple(each for each in maps if _size(each) != _size(maps[0]))
+        self.now = tuple(each for each in reductions if each not in self.later)
+        needed = {name for each in self.now for name in names(each) or ()}
+        self.columns = {each: columns for each in self.now if (columns := _columns(each, call)) is not None}
+        self.wanted = Wanted(
+            tuple(sorted(needed - {"topk", "carried_sum", "rows", "transposed"})),
+            max((each.k for each in self.now if isinstance(each, TopK)), default=0),
+            output,
+            _side_by_side(list(self.columns.values())),
+            _map(maps[0], call) if maps else None,
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether no pass is needed."""
+        wanted = self.wanted
+        return not (wanted.names or wanted.topk or wanted.output or wanted.carried is not None)
+
+    def answer(self, reduction: Reduction, found: Answers) -> Any:
+        """The answer of a reduction of this pass from those of the kernel."""
+        return reduction.finish(self._total(reduction, found), self.call)
+
+    def _total(self, reduction: Reduction, found: Answers) -> Any:
+        match reduction:
+            case TopK():
+                return found["topk_weight"][..., : reduction.k], found["topk_key"][..., : reduction.k]
+            case Received():
+                return self._received(reduction, found)
+            case MaxLogit(per="head"):
+                rows = found["max_logit"]
+                return rows.amax(-1) if rows.shape[-1] else rows.new_full(rows.shape[:2], -torch.inf)
+            case DistanceProfile():
+                return found["profile"], (found["logsumexp"] > -torch.inf).sum(-1).float()
+            case Pooled(how="mass"):
+                assert self.wanted.map is not None
+                queries = torch.bincount(self.wanted.map.row, minlength=reduction.rows)
+                return found["map_sum"], queries.float()
+            case ByKey() | KeyColumns():
+                return self._carried(reduction, found)
+            case QueryRows():
+                return self._query_rows(reduction)
+            case TransposedProduct():
+                return _transposed(self.call, reduction.y)
+        return found[next(iter(names(reduction) or ()))]
+
+    def _received(self, reduction: Received, found: Answers) -> Tensor | tuple[Tensor, Tensor]:
+        total = found["received_max" if reduction.how == "max" else "received_sum"]
+        if reduction.by_value_norm:
+            total = total * _norms(self.call).masked_fill(total == 0, 0)
+        return (total, found["received_count"]) if reduction.how == "mean" else total
+
+    def _carried(self, reduction: Reduction, found: Answers) -> Tensor:
+        before = 0
+        for each, columns in self.columns.items():
+            if each == reduction:
+                break
+            before += columns.shape[-1]
+        width = self.columns[reduction].shape[-1]
+        if not width:
+            return torch.zeros(*self.call.rows.shape, 0)
+        answer = found["carried_sum"][..., before : before + width]
+        if isinstance(reduction, KeyColumns) and bool(answer.isnan().any()):
+            return plain(self.call, (reduction,)).answers[
+                0
+            ]  # 0 * NaN is NaN: a column must not take it from another
+        return answer
+
+    def _query_rows(self, reduction: QueryRows) -> Tensor:
+        B, H, _ = self.call.rows.shape
+        queries = torch.tensor(reduction.check(self.call.query.shape[2]), dtype=torch.int64)
+        chosen = self.call.select(slice(0, B), slice(0, H), queries)
+        return forward(chosen, Wanted(("weights",), output=False))["weights"]
+
+
+def _size(reduction: Pooled) -> tuple[int, int, bool]:
+    return reduction.rows, reduction.cols, reduction.by_value_norm
+
+
+def _map(reduction: Pooled, call: Call) -> Map:
+    row, column = reduction.blocks(call)
+    scale = _norms(call).detach().contiguous() if reduction.by_value_norm else None
+    return Map(reduction.rows, reduction.cols, row.int(), column.int(), scale)
+
+
+def _columns(reduction: Reduction, call: Call) -> Tensor | None:
+    """What the weights are to be multiplied by for a reduction, (1 or B, S, C) bool."""
     match reduction:
-        case TopK():
-            total = found["topk_weight"][..., : reduction.k], found["topk_key"][..., : reduction.k]
-        case Received():
-            total = found["received_max" if reduction.how == "max" else "received_sum"]
-            if reduction.by_value_norm:
-                norms = value_norms(call.value.float())
-                norms = norms.repeat_interleave(total.shape[1] // max(norms.shape[1], 1), 1)
-                total = total * norms.masked_fill(total == 0, 0)
-            if reduction.how == "mean":
-                total = total, found["received_count"]
-        case MaxLogit(per="head"):
-            L = call.query.shape[2]
-            rows = found["max_logit"]
-            total = rows.amax(-1) if L else rows.new_full(rows.shape[:2], -torch.inf)
-        case _:
-            known = names(reduction)
-            assert known is not None
-            total = found[known[0]]
-    return reduction.finish(total, call)
+        case ByKey():
+            return reduction.columns(call.rows)
+        case KeyColumns():
+            chosen = torch.tensor(reduction.check(call.rows.num_keys), dtype=torch.int64)
+            return (torch.arange(call.rows.num_keys)[:, None] == chosen)[None]
+    return None
+
+
+def _side_by_side(columns: list[Tensor]) -> Tensor | None:
+    """Matrices (1 or B, S, C) as one, or None where there is none."""
+    columns = [each for each in columns if each.shape[-1]]
+    if not columns:
+        return None
+    batch = max(len(each) for each in columns)
+    return torch.cat([each.expand(batch, -1, -1) for each in columns], -1).float().contiguous()
+
+
+def _norms(call: Call) -> Tensor:
+    """Lengths of the value rows, (B, H, S)."""
+    norms = value_norms(call.value.float())
+    return norms.repeat_interleave(call.query.shape[1] // max(norms.shape[1], 1), 1)
+
+
+def _transposed(call: Call, y: Tensor) -> Tensor:
+    """weights.mT @ y, which is how a gradient reaches the values."""
+    per_group = call.query.shape[1] // call.key.shape[1]
+    key = call.key.repeat_interleave(per_group, 1)
+    value = y.new_empty(1).expand(*key.shape[:3], y.shape[-1])
+    call = replace(call, key=key, value=value)
+    found = forward(call, Wanted(("row_state",), output=False))
+    return backward(call, found["row_state"], {"output": y.detach()}, ("value",))["value"]

@@ -1,12 +1,14 @@
 """One run of the kernel: a call in, named answers out."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..._call import Call
+from ..._rows import Rows
+from ...reductions import distances
 from . import _library
 from ._describe import describe
 from ._library import NativeGradient, array
@@ -14,22 +16,46 @@ from ._visible import Restrictions, Visible
 
 PER_ROW = ("logsumexp", "max_logit", "entropy", "mass", "mean_distance")
 PER_KEY = ("received_sum", "received_max", "received_count")
+PER_HEAD = ("profile", "map_sum", "map_max")
 Answers = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Map:
+    """A small map of every head.
+
+    Attributes:
+        rows: Blocks of queries.
+        columns: Blocks of keys.
+        row: The block of each query, (L,) int32.
+        column: The block of each key, (S,) int32, in order.
+        scale: (B, H, S) float32, a factor for the weights on each key; None: 1.
+    """
+
+    rows: int
+    columns: int
+    row: Tensor
+    column: Tensor
+    scale: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Wanted:
     """What is asked of the kernel.
 
     Attributes:
-        names: Of PER_ROW, PER_KEY, "weights" (B, H, L, S) and "row_state" (B, H, L, 2).
+        names: Of PER_ROW, PER_KEY, PER_HEAD, "weights" (B, H, L, S) and "row_state" (B, H, L, 2).
         topk: How many of the largest weights; 0: none.
         output: Whether the values are summed.
+        carried: (1 or B, S, C) float32, contiguous: "carried_sum" (B, H, L, C) is weights @ carried.
+        map: What "map_sum" and "map_max" (B, H, rows, columns) are maps of.
     """
 
     names: Collection[str] = ()
     topk: int = 0
     output: bool = True
+    carried: Tensor | None = None
+    map: Map | None = None
 
 
 def forward(call: Call, wanted: Wanted) -> Answers:
@@ -39,62 +65,89 @@ def forward(call: Call, wanted: Wanted) -> Answers:
     if len(steps) == 1:
         return _forward(call, restrictions.of(steps[0]), wanted)
     B, H, _ = call.rows.shape
-    parts = [
-        _forward(call.select(slice(0, B), slice(0, H), index), restrictions.of(index), wanted)
-        for index in steps
-    ]
+    parts = []
+    for index in steps:
+        part = call.select(slice(0, B), slice(0, H), index)
+        smaller = None if wanted.map is None else replace(wanted.map, row=wanted.map.row[index])
+        parts.append(_forward(part, restrictions.of(index), replace(wanted, map=smaller), call))
     return {name: _merged(name, [part[name] for part in parts]) for name in parts[0]}
 
 
 def _merged(name: str, parts: list[Tensor]) -> Tensor:
-    if name not in PER_KEY:
+    if name not in PER_KEY and name not in PER_HEAD:
         return torch.cat(parts, 2)
     stacked = torch.stack(parts)
-    return stacked.amax(0) if name == "received_max" else stacked.sum(0)
+    return stacked.amax(0) if name.endswith("_max") else stacked.sum(0)
 
 
-def _forward(call: Call, visible: Visible, wanted: Wanted) -> Answers:
+def _forward(call: Call, visible: Visible, wanted: Wanted, whole: Call | None = None) -> Answers:
+    """The answers about a call, which may be a part of a whole one."""
     native, keep = describe(call, visible)
-    answers = _room(call, wanted)
+    answers = _room(call, wanted, distances((whole or call).rows))
     for name, tensor in answers.items():
         setattr(native, name, array(tensor) if name == "output" else tensor.data_ptr())
     native.topk = wanted.topk
+    if "profile" in answers:
+        native.profile_size = answers["profile"].shape[-1]
+    if wanted.map is not None:
+        native.map_rows, native.map_columns = wanted.map.rows, wanted.map.columns
+        native.map_row, native.map_column = wanted.map.row.data_ptr(), wanted.map.column.data_ptr()
+        native.map_scale = None if wanted.map.scale is None else wanted.map.scale.data_ptr()
+    if wanted.carried is not None:
+        batch, S, native.carried_width = wanted.carried.shape
+        native.carried = wanted.carried.data_ptr()
+        native.carried_stride = 0 if batch == 1 else S * native.carried_width
     _library.forward(native)
     del keep
     return answers
 
 
-def _room(call: Call, wanted: Wanted) -> Answers:
+def _room(call: Call, wanted: Wanted, profile_size: int) -> Answers:
     """Memory for the answers."""
     (B, H, L, _), (S, Ev) = call.query.shape, call.value.shape[2:]
     shapes = dict.fromkeys(PER_ROW, (B, H, L)) | dict.fromkeys(PER_KEY, (B, H, S))
-    shapes |= {"weights": (B, H, L, S), "row_state": (B, H, L, 2)}
+    shapes |= {"weights": (B, H, L, S), "row_state": (B, H, L, 2), "profile": (B, H, profile_size)}
+    if wanted.map is not None:
+        shapes |= dict.fromkeys(("map_sum", "map_max"), (B, H, wanted.map.rows, wanted.map.columns))
     answers = {name: torch.empty(shapes[name]) for name in wanted.names}
     if wanted.topk:
         answers["topk_weight"] = torch.empty(B, H, L, wanted.topk)
         answers["topk_key"] = torch.empty(B, H, L, wanted.topk, dtype=torch.int64)
+    if wanted.carried is not None:
+        answers["carried_sum"] = torch.empty(B, H, L, wanted.carried.shape[-1])
     if wanted.output:
         answers["output"] = torch.empty(B, H, L, Ev, dtype=call.query.dtype)
     return answers
 
 
-def backward(call: Call, row_state: Tensor, grads: Answers, wanted: Collection[str]) -> Answers:
+def backward(
+    call: Call,
+    row_state: Tensor,
+    grads: Answers,
+    wanted: Collection[str],
+    add_logits: Callable[[Rows, Tensor], None] | None = None,
+) -> Answers:
     """The gradients of "query", "key" and "value" that are wanted, and "row", what the logits of a row have in common.
 
     Args:
         call: As it was given to `forward`.
         row_state: What `forward` answered.
-        grads: Gradients of "output", "logsumexp", "entropy" and "received_sum".
+        grads: Gradients of "output", "logsumexp", "entropy", "received_sum" and "topk_weight", with the "topk_key"
+            that goes with the last.
         wanted: Names of the gradients to find.
+        add_logits: Called with some rows and the gradient of their logits, (B, H, rows, S), until all rows were there.
     """
     restrictions = Restrictions(call)
-    steps = restrictions.steps()
+    steps = restrictions.steps(dense=add_logits is not None)
     B, H, _ = call.rows.shape
+    names = {*wanted, *(() if add_logits is None else ("logits",))}
     parts = []
     for index in steps:
         part = call if len(steps) == 1 else call.select(slice(0, B), slice(0, H), index)
         of_part = {name: grad if name in PER_KEY else grad[:, :, index] for name, grad in grads.items()}
-        parts.append(_backward(part, restrictions.of(index), row_state[:, :, index], of_part, wanted))
+        parts.append(_backward(part, restrictions.of(index), row_state[:, :, index], of_part, names))
+        if add_logits is not None:
+            add_logits(part.rows, parts[-1].pop("logits"))
     if len(parts) == 1:
         return parts[0]
     return {
@@ -114,14 +167,17 @@ def _backward(
     given["row_state"] = row_state.contiguous()
     for name, tensor in given.items():
         setattr(gradient, name, tensor.data_ptr())
+    if "topk_key" in grads:
+        gradient.topk = grads["topk_key"].shape[-1]
     if "output" in grads:
         gradient.output = array(grads["output"])
-    found = {name: torch.empty_like(getattr(call, name)) for name in wanted if name != "row"}
+    plain = {"row": call.query.shape[:3], "logits": (*call.query.shape[:3], call.key.shape[2])}
+    found = {name: torch.empty_like(getattr(call, name)) for name in wanted if name not in plain}
     for name, tensor in found.items():
         setattr(gradient, name, array(tensor))
-    if "row" in wanted:
-        found["row"] = torch.empty(call.query.shape[:3])
-        gradient.row = found["row"].data_ptr()
+    for name in plain.keys() & wanted:
+        found[name] = torch.empty(plain[name])
+        setattr(gradient, name, found[name].data_ptr())
     _library.backward(native, gradient)
     del keep, given
     return found

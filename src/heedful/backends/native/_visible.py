@@ -51,10 +51,16 @@ class Restrictions:
         if self.alibi is not None:
             self.alibi.bias(call.rows, range(0))  # it complains where it is for another number of heads
 
-    def steps(self) -> list[slice]:
-        """The queries, cut so that the dense parts that must be made have at most about ELEMENTS elements."""
-        num_rows = self.rows.shape[2]
-        step = max(num_rows, 1) if self._in_memory() else max(1, ELEMENTS // max(self._elements_per_row(), 1))
+    def steps(self, dense: bool = False) -> list[slice]:
+        """The queries, cut so that the dense parts that must be made have at most about ELEMENTS elements.
+
+        Args:
+            dense: Whether something of the size of the weights is made of each part.
+        """
+        B, H, num_rows = self.rows.shape
+        row = 0 if self._in_memory() else self._elements_per_row()
+        row = B * H * self.rows.num_keys if dense else row
+        step = max(1, ELEMENTS // row if row else num_rows)
         return [slice(start, min(start + step, num_rows)) for start in range(0, max(num_rows, 1), step)]
 
     def of(self, index: slice) -> Visible:

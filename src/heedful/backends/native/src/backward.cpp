@@ -8,6 +8,7 @@
 
 #include "buffer.h"
 #include "call.h"
+#include "decode.h"
 #include "logits.h"
 #include "panel.h"
 #include "threads.h"
@@ -33,7 +34,7 @@ struct Workspace {
   Workspace(const heedful_call &call, int64_t packed_size)
       : weights(panel_size(call, two_panels)),
         grads(panel_size(call, two_panels)),
-        query(most_rows * call.width),
+        query(most_rows * round_up(call.width, lanes)),
         output(most_rows * call.value_width),
         packed_query(packed_size_of_block(call.width)),
         packed_output(packed_size_of_block(call.value_width)),
@@ -55,6 +56,7 @@ class Backward {
   void pack(int64_t key_head, int64_t begin, int64_t end, const PackedHead &packed, float *scratch) const;
   void strip(int64_t key_head, int64_t number, const PackedHead &packed, Workspace &work);
   void block(const Block &block, const PackedHead &packed, Workspace &work, float *key_grad, float *value_grad) const;
+  void score(const Block &block, const PackedHead &packed, Workspace &work) const;
   void row_gradient(const Block &block, int64_t number, Workspace &work) const;
   void sum_query_grad(const Block &block, const PackedHead &packed, Workspace &work) const;
   void add_key_grad(const Block &block, const float *panel, const float *packed_rows, int64_t width, float *sums,
@@ -63,6 +65,7 @@ class Backward {
 
   const heedful_call &call;
   const heedful_gradient &gradient;
+  const bool few, through_scores;
   const int64_t threads, per_group, key_heads, key_stride, value_stride;
   int64_t strips, rows_per_strip, head_size;
   std::vector<Workspace> workspaces;
@@ -74,6 +77,8 @@ class Backward {
 Backward::Backward(const heedful_call &call, const heedful_gradient &gradient)
     : call(call),
       gradient(gradient),
+      few(suits_decode(call)),
+      through_scores(given(gradient.query) || given(gradient.key) || gradient.row || gradient.logits),
       threads(threads_for(call)),
       per_group(call.heads / call.kv_heads),
       key_heads(call.batch * call.kv_heads),
@@ -120,8 +125,8 @@ void Backward::pack(int64_t key_head, int64_t begin, int64_t end, const PackedHe
   const int64_t batch = key_head / call.kv_heads, group = key_head % call.kv_heads;
   const Matrix keys = {call.key, batch, group, call.keys, call.width};
   const Matrix values = {call.value, batch, group, call.keys, call.value_width};
-  pack_columns(keys, begin, end, packed.key_columns, scratch, Spoiled::stay);
-  if (given(gradient.output)) pack_columns(values, begin, end, packed.value_columns, scratch, Spoiled::become_zero);
+  if (!few) pack_columns(keys, begin, end, packed.key_columns, scratch, Spoiled::stay);
+  if (through_scores && given(gradient.output)) pack_columns(values, begin, end, packed.value_columns, scratch, Spoiled::become_zero);
   if (given(gradient.query)) pack_rows(keys, begin, end, {packed.key_rows, call.keys, 0}, scratch, Spoiled::become_zero);
 }
 
@@ -151,9 +156,8 @@ void Backward::block(const Block &block, const PackedHead &packed, Workspace &wo
   const Matrix queries = {call.query, block.batch, block.head, call.queries, call.width};
   const Matrix outputs = {gradient.output, block.batch, block.head, call.queries, call.value_width};
   work.groups = groups_of(call, block);
-  multiply_columns(call, block, work.groups, rows_of(call.query, block, call.width, work.query.get()), call.width,
-                   packed.key_columns, work.weights.get());
-  if (given(gradient.output))
+  score(block, packed, work);
+  if (through_scores && given(gradient.output))
     multiply_columns(call, block, work.groups,
                      rows_of(gradient.output, block, call.value_width, work.output.get()), call.value_width,
                      packed.value_columns, work.grads.get());
@@ -172,6 +176,16 @@ void Backward::block(const Block &block, const PackedHead &packed, Workspace &wo
   }
 }
 
+// The scores as the forward pass found them, to the last bit.
+void Backward::score(const Block &block, const PackedHead &packed, Workspace &work) const {
+  if (!few)
+    return multiply_columns(call, block, work.groups, rows_of(call.query, block, call.width, work.query.get()),
+                            call.width, packed.key_columns, work.weights.get());
+  read_padded(call.query, block.batch, block.head, block.begin, block.end, call.width, work.query.get());
+  score_few(call, block.batch, block.head / per_group, work.query.get(), block.rows(), block.keys, work.weights.get(),
+            block.stride());
+}
+
 // From the scores of a row and dO V^T to its weights and the gradient of its scores, both in place.
 void Backward::row_gradient(const Block &block, int64_t number, Workspace &work) const {
   float *weights = work.weights.get() + number * block.stride(), *grads = work.grads.get() + number * block.stride();
@@ -181,7 +195,11 @@ void Backward::row_gradient(const Block &block, int64_t number, Workspace &work)
   const int64_t at = (row.batch * call.heads + row.head) * call.queries + row.query;
   const int64_t before = seen.first - block.keys.first, width = block.keys.last - block.keys.first;
   float *x = weights + before, *g = grads + before;
-  if (!given(gradient.output)) std::fill(g, g + row.size, 0.0f);
+  if (!through_scores || !given(gradient.output)) std::fill(g, g + row.size, 0.0f);
+  for (int64_t i = 0; i < gradient.topk; i++) {
+    const int64_t key = gradient.topk_key[at * gradient.topk + i];
+    if (seen.first <= key && key < seen.last) g[key - seen.first] += gradient.topk_weight[at * gradient.topk + i];
+  }
 
   const bool plain = only_scaled(call);
   const float factor = plain ? call.scale : 1;
@@ -211,11 +229,18 @@ void Backward::row_gradient(const Block &block, int64_t number, Workspace &work)
   }
   const float of_row = (gradient.logsumexp ? gradient.logsumexp[at] : 0) - sum(mean);
   if (gradient.row) gradient.row[at] = of_row;
+  float *logits = gradient.logits ? gradient.logits + at * call.keys : nullptr;
+  if (logits) {
+    std::fill(logits, logits + seen.first, 0.0f);
+    std::fill(logits + seen.first + row.size, logits + call.keys, 0.0f);
+  }
   for (int64_t i = 0; i < row.size; i += lanes) {
     const Floats p = load(x + i);
-    Floats grad = p * (load(g + i) + of_row) * call.scale;
+    const Floats of_logit = from_bits(bits(p * (load(g + i) + of_row)) & (p != 0.0f));
+    if (logits) store_some(logits + seen.first + i, of_logit, row.size - i);
+    Floats grad = of_logit * call.scale;
     if (slope) grad *= load_some(slope + i, row.size - i, 0);
-    store(g + i, from_bits(bits(grad) & (p != 0.0f)));
+    store(g + i, grad);
   }
   for (float *panel : {weights, grads}) {
     std::fill(panel, panel + before, 0.0f);

@@ -53,6 +53,19 @@ typedef struct {
   // Answers per key, each contiguous (batch, heads, keys).
   float *received_sum, *received_max;
   float *received_count;  // how many queries see the key
+
+  // Answers per head, each contiguous (batch, heads, ...).
+  int64_t profile_size;
+  float *profile;  // (..., profile_size): the sum of all weights at each distance
+  int64_t map_rows, map_columns;
+  const int32_t *map_row, *map_column;  // (queries) and (keys), the block that each lies in; columns in order
+  const float *map_scale;               // (batch, heads, keys), a factor for every weight, or absent
+  float *map_sum, *map_max;             // (..., map_rows, map_columns)
+
+  // weights @ carried, for carried of (batch, keys, carried_width), contiguous but for the batch.
+  const float *carried;
+  int64_t carried_width, carried_stride;
+  float *carried_sum;  // (batch, heads, queries, carried_width)
 } heedful_call;
 
 // What is known and wanted of the gradient. The gradients of the answers are laid out like the answers.
@@ -61,7 +74,11 @@ typedef struct {
   const float *row_state;  // as heedful_forward left it
   heedful_array output;    // of the output, or absent
   const float *logsumexp, *entropy, *received_sum;
+  int64_t topk;
+  const float *topk_weight;
+  const int64_t *topk_key;  // not a gradient: where the weights are
   heedful_array query, key, value;  // written, in any dtype, if present
+  float *logits;                    // written if present: (batch, heads, queries, keys), of what a bias is added to
   float *row;                       // written if present: (batch, heads, queries), what all logits of a row have in
                                     // common, so that a sink's gradient is its weight times this
 } heedful_gradient;

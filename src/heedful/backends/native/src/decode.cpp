@@ -5,8 +5,8 @@
 
 #include "buffer.h"
 #include "convert.h"
-#include "statistics.h"
 #include "threads.h"
+#include "totals.h"
 
 namespace heedful {
 
@@ -40,6 +40,39 @@ Floats sum_each(Floats x[lanes]) {
   return x[0];
 }
 
+// Calls body with the reader of an array's dtype.
+template <class Body>
+void with_source(const heedful_array &array, Body body) {
+  if (array.dtype == HEEDFUL_BFLOAT16)
+    body(Reader<uint16_t, HEEDFUL_BFLOAT16>());
+  else if (array.dtype == HEEDFUL_FLOAT16)
+    body(Reader<uint16_t, HEEDFUL_FLOAT16>());
+  else
+    body(Reader<float, HEEDFUL_FLOAT32>());
+}
+
+template <class Source>
+void score_with(const heedful_call &call, int64_t batch, int64_t group, const float *queries, int64_t rows, Range range,
+                float *scores, int64_t stride) {
+  const int64_t query_width = round_up(call.width, lanes);
+  const auto *keys = static_cast<const typename Source::Element *>(call.key.data) + batch * call.key.stride[0] +
+                     group * call.key.stride[1];
+  for (int64_t key = range.first; key < range.last; key += lanes) {
+    const typename Source::Element *at[lanes];
+    for (int i = 0; i < lanes; i++) at[i] = keys + std::min(key + i, range.last - 1) * call.key.stride[2];
+    for (int64_t row = 0; row < rows; row++) {
+      const float *query = queries + row * query_width;
+      Floats sums[lanes] = {};
+      int64_t k = 0;
+      for (; k + lanes <= call.width; k += lanes)
+        for (int i = 0; i < lanes; i++) sums[i] += load(query + k) * Source::read(at[i] + k);
+      if (k < call.width)
+        for (int i = 0; i < lanes; i++) sums[i] += load(query + k) * Source::read_some(at[i] + k, call.width - k);
+      store_some(scores + row * stride + key - range.first, sum_each(sums), range.last - key);
+    }
+  }
+}
+
 class Decode {
  public:
   explicit Decode(const heedful_call &call);
@@ -50,22 +83,19 @@ class Decode {
   void read_queries(int64_t key_head);
   void score(int64_t key_head, int64_t chunk);
   void sum_values(int64_t key_head, int64_t chunk);
-  template <class Source>
-  void score(int64_t key_head, int64_t chunk);
   void finish(int64_t query_head, int64_t thread);
+  void carry(const Panel &panel, int64_t query_head) const;
   template <class Source>
   void sum_values(int64_t key_head, int64_t chunk);
   void write_output(int64_t row, int64_t thread);
   void sum_carefully(int64_t row, float *sums, float *value) const;
-  template <class Body>
-  void with_source(const heedful_array &array, Body body) const;
 
   const heedful_call &call;
   const int64_t threads, per_group, rows, key_heads, query_heads, chunks, query_width, value_width, stride;
+  Totals totals;
   Buffer<float> queries, scores, inverse, partial;
   std::vector<TopK> topk;
   std::vector<Buffer<float>> scratch;
-  std::vector<Buffer<double>> received;
   std::vector<Range> seen;  // by batch item: what its queries see between them
 };
 
@@ -80,6 +110,7 @@ Decode::Decode(const heedful_call &call)
       query_width(round_up(call.width, lanes)),
       value_width(round_up(call.value_width, lanes)),
       stride(round_up(call.keys, lanes) + lanes),
+      totals(call),
       queries(key_heads * rows * query_width),
       scores(key_heads * rows * stride),
       inverse(key_heads * rows),
@@ -87,8 +118,8 @@ Decode::Decode(const heedful_call &call)
   for (int64_t i = 0; i < threads; i++) {
     topk.emplace_back(call.topk);
     scratch.emplace_back(std::max(call.keys, 2 * value_width));
-    received.emplace_back(call.received_sum ? call.keys : 0);
   }
+  totals.reserve(threads);
   for (int64_t batch = 0; batch < call.batch; batch++) seen.push_back(visible_range(call, batch, 0, call.queries));
 }
 
@@ -114,21 +145,14 @@ void Decode::run() {
 }
 
 void Decode::score(int64_t key_head, int64_t chunk) {
-  with_source(call.key, [&](auto source) { score<decltype(source)>(key_head, chunk); });
+  const int64_t batch = key_head / call.kv_heads, first_row = key_head * rows;
+  const Range range = keys_of(batch, chunk);
+  score_few(call, batch, key_head % call.kv_heads, queries.get() + first_row * query_width, rows, range,
+            scores.get() + first_row * stride + range.first, stride);
 }
 
 void Decode::sum_values(int64_t key_head, int64_t chunk) {
   with_source(call.value, [&](auto source) { sum_values<decltype(source)>(key_head, chunk); });
-}
-
-template <class Body>
-void Decode::with_source(const heedful_array &array, Body body) const {
-  if (array.dtype == HEEDFUL_BFLOAT16)
-    body(Reader<uint16_t, HEEDFUL_BFLOAT16>());
-  else if (array.dtype == HEEDFUL_FLOAT16)
-    body(Reader<uint16_t, HEEDFUL_FLOAT16>());
-  else
-    body(Reader<float, HEEDFUL_FLOAT32>());
 }
 
 Range Decode::keys_of(int64_t batch, int64_t chunk) const {
@@ -138,33 +162,9 @@ Range Decode::keys_of(int64_t batch, int64_t chunk) const {
 
 void Decode::read_queries(int64_t key_head) {
   const int64_t batch = key_head / call.kv_heads, head = key_head % call.kv_heads * per_group;
-  for (int64_t row = 0; row < rows; row++) {
-    float *query = queries.get() + (key_head * rows + row) * query_width;
-    read_row(call.query, batch, head + row / call.queries, row % call.queries, 0, call.width, query);
-    std::fill(query + call.width, query + query_width, 0.0f);
-  }
-}
-
-template <class Source>
-void Decode::score(int64_t key_head, int64_t chunk) {
-  const int64_t batch = key_head / call.kv_heads, group = key_head % call.kv_heads;
-  const auto *keys = static_cast<const typename Source::Element *>(call.key.data) + batch * call.key.stride[0] +
-                     group * call.key.stride[1];
-  const Range range = keys_of(batch, chunk);
-  for (int64_t key = range.first; key < range.last; key += lanes) {
-    const typename Source::Element *at[lanes];
-    for (int i = 0; i < lanes; i++) at[i] = keys + std::min(key + i, range.last - 1) * call.key.stride[2];
-    for (int64_t row = 0; row < rows; row++) {
-      const float *query = queries.get() + (key_head * rows + row) * query_width;
-      Floats sums[lanes] = {};
-      int64_t k = 0;
-      for (; k + lanes <= call.width; k += lanes)
-        for (int i = 0; i < lanes; i++) sums[i] += load(query + k) * Source::read(at[i] + k);
-      if (k < call.width)
-        for (int i = 0; i < lanes; i++) sums[i] += load(query + k) * Source::read_some(at[i] + k, call.width - k);
-      store_some(scores.get() + (key_head * rows + row) * stride + key, sum_each(sums), range.last - key);
-    }
-  }
+  for (int64_t i = 0; i < per_group; i++)
+    read_padded(call.query, batch, head + i, 0, call.queries, call.width,
+                queries.get() + (key_head * rows + i * call.queries) * query_width);
 }
 
 // Scores become weights; outside of what a row sees, the row holds 0 wherever another row of its key head sees a key.
@@ -181,15 +181,34 @@ void Decode::finish(int64_t query_head, int64_t thread) {
     std::fill(x + between.first, x + range.first, 0.0f);
     std::fill(x + range.last, x + std::max(between.last, range.last), 0.0f);
   }
-  const int64_t at = query_head * call.keys;
-  const Received answer = {call.received_sum ? received[size_t(thread)].get() : nullptr,
-                           call.received_max ? call.received_max + at : nullptr,
-                           call.received_count ? call.received_count + at : nullptr};
-  if (!answer.sum && !answer.most && !answer.count) return;
-  clear(answer, call.keys);
-  add_received({scores.get() + first_row * stride + between.first, call.queries, stride, inverse.get() + first_row},
-               between, answer);
-  if (answer.sum) std::copy(answer.sum, answer.sum + call.keys, call.received_sum + at);
+  const Panel panel = {scores.get() + first_row * stride + between.first,
+                       call.queries,
+                       stride,
+                       inverse.get() + first_row,
+                       batch,
+                       query_head % call.heads,
+                       0,
+                       between};
+  if (call.carried_sum) carry(panel, query_head);
+  if (!totals.wanted()) return;
+  totals.clear(thread);
+  totals.add(thread, panel);
+  totals.write(query_head, thread, 1);
+}
+
+void Decode::carry(const Panel &panel, int64_t query_head) const {
+  const int64_t width = call.carried_width;
+  const float *carried = call.carried + panel.batch * call.carried_stride;
+  std::vector<double> sums(static_cast<size_t>(width));
+  for (int64_t query = 0; query < call.queries; query++) {
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (int64_t key = panel.keys.first; key < panel.keys.last; key++) {
+      const double weight = panel.data[query * panel.stride + key - panel.keys.first];
+      for (int64_t column = 0; column < width; column++) sums[size_t(column)] += weight * carried[key * width + column];
+    }
+    float *to = call.carried_sum + (query_head * call.queries + query) * width;
+    for (int64_t column = 0; column < width; column++) to[column] = float(sums[size_t(column)] * panel.inverse[query]);
+  }
 }
 
 template <class Source>
@@ -249,9 +268,23 @@ void Decode::sum_carefully(int64_t row, float *sums, float *value) const {
 
 }  // namespace
 
+void read_padded(const heedful_array &from, int64_t batch, int64_t head, int64_t begin, int64_t end, int64_t width,
+                 float *to) {
+  const int64_t stride = round_up(width, lanes);
+  for (int64_t row = begin; row < end; row++, to += stride) {
+    read_row(from, batch, head, row, 0, width, to);
+    std::fill(to + width, to + stride, 0.0f);
+  }
+}
+
+void score_few(const heedful_call &call, int64_t batch, int64_t group, const float *queries, int64_t rows, Range keys,
+               float *scores, int64_t stride) {
+  with_source(call.key, [&](auto source) {
+    score_with<decltype(source)>(call, batch, group, queries, rows, keys, scores, stride);
+  });
+}
+
 bool suits_decode(const heedful_call &call) {
-  // A backward pass takes its dot products in the order of the tiles, and needs rows that were weighed with the same.
-  if (call.row_state) return false;
   return call.queries * (call.heads / call.kv_heads) <= few_rows && call.key.stride[3] == 1 &&
          call.value.stride[3] == 1;
 }

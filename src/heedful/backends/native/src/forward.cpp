@@ -5,8 +5,8 @@
 #include "call.h"
 #include "decode.h"
 #include "panel.h"
-#include "statistics.h"
 #include "threads.h"
+#include "totals.h"
 
 namespace heedful {
 
@@ -28,7 +28,7 @@ struct Workspace {
   Workspace(const heedful_call &call, bool packs)
       : panel(panel_size(call, one_panel)),
         query(most_rows * call.width),
-        sums(most_rows * round_up(call.value_width, lanes)),
+        sums(most_rows * round_up(std::max(call.value_width, call.carried_width), lanes)),
         row(std::max(call.keys, lanes * round_up(std::max(call.width, call.value_width), lanes))),
         key(packs ? packed_size(call.width, call.keys) : 0),
         value(packs ? packed_size(call.keys, call.value_width) : 0),
@@ -50,15 +50,17 @@ class Forward {
   void weigh(const Block &block, Workspace &work) const;
   void add_spoiled_values(const Block &block, Workspace &work) const;
   void write_output(const Block &block, Workspace &work) const;
-  void merge_strips() const;
+  void pack_carried();
+  void carry(const Block &block, const Groups &groups, Workspace &work) const;
+  void write_totals() const;
 
   const heedful_call &call;
   const int64_t per_group, key_heads, query_heads;
   int64_t threads, strips, rows_per_strip;
   bool pack_ahead;
   std::vector<Workspace> workspaces;
-  Buffer<float> packed_keys, packed_values, received_max, received_count;
-  Buffer<double> received_sum;
+  Buffer<float> packed_keys, packed_values, packed_carried;
+  Totals totals;
   std::vector<char> finite;
 };
 
@@ -69,7 +71,8 @@ Forward::Forward(const heedful_call &call)
       per_group(call.heads / call.kv_heads),
       key_heads(call.batch * call.kv_heads),
       query_heads(call.batch * call.heads),
-      threads(threads_for(call)) {
+      threads(threads_for(call)),
+      totals(call) {
   pack_ahead = threads > 1 && key_heads < 8 * threads;
   strips = pack_ahead ? (8 * threads + query_heads - 1) / query_heads : 1;
   rows_per_strip = std::max<int64_t>(round_up((call.queries + strips - 1) / strips, tile_rows), 2 * tile_rows);
@@ -79,13 +82,13 @@ Forward::Forward(const heedful_call &call)
     packed_keys = Buffer<float>(key_heads * packed_size(call.width, call.keys));
     packed_values = Buffer<float>(key_heads * packed_size(call.keys, call.value_width));
   }
-  if (call.received_sum) received_sum = Buffer<double>(query_heads * strips * call.keys);
-  if (call.received_max) received_max = Buffer<float>(query_heads * strips * call.keys);
-  if (call.received_count) received_count = Buffer<float>(query_heads * strips * call.keys);
+  totals.reserve(query_heads * strips);
+  packed_carried = Buffer<float>(call.batch * packed_size(call.keys, call.carried_width));
   finite.assign(size_t(key_heads), 1);
 }
 
 void Forward::run() {
+  pack_carried();
   if (pack_ahead) {
     pack_all();
     parallel_for(threads, query_heads * strips, [&](int64_t task, int64_t thread) {
@@ -110,7 +113,7 @@ void Forward::run() {
         strip(batch, head, 0, packed, work);
     });
   }
-  merge_strips();
+  write_totals();
 }
 
 void Forward::pack_all() {
@@ -132,14 +135,19 @@ void Forward::pack_all() {
   for (int64_t task = 0; task < key_heads * parts; task++) finite[size_t(task / parts)] &= good[size_t(task)];
 }
 
-void Forward::strip(int64_t batch, int64_t head, int64_t number, const PackedHead &packed, Workspace &work) {
-  const int64_t at = ((batch * call.heads + head) * strips + number) * call.keys;
-  const Received received = {call.received_sum ? received_sum.get() + at : nullptr,
-                             call.received_max ? received_max.get() + at : nullptr,
-                             call.received_count ? received_count.get() + at : nullptr};
-  const bool per_key = received.sum || received.most || received.count;
-  clear(received, call.keys);
+void Forward::pack_carried() {
+  if (!call.carried_sum) return;
+  heedful_array array = {const_cast<float *>(call.carried), HEEDFUL_FLOAT32, {call.carried_stride, 0, call.carried_width, 1}};
+  parallel_for(threads, call.batch, [&](int64_t batch, int64_t thread) {
+    const Matrix rows = {array, batch, 0, call.keys, call.carried_width};
+    float *packed = packed_carried.get() + batch * packed_size(call.keys, call.carried_width);
+    pack_rows(rows, 0, call.keys, {packed, call.keys, 0}, workspaces[size_t(thread)].row.get(), Spoiled::stay);
+  });
+}
 
+void Forward::strip(int64_t batch, int64_t head, int64_t number, const PackedHead &packed, Workspace &work) {
+  const int64_t part = (batch * call.heads + head) * strips + number;
+  totals.clear(part);
   const int64_t end = std::min(call.queries, (number + 1) * rows_per_strip);
   for (int64_t begin = number * rows_per_strip; begin < end;) {
     const Block block = next_block(call, batch, head, begin, end, one_panel);
@@ -147,8 +155,9 @@ void Forward::strip(int64_t batch, int64_t head, int64_t number, const PackedHea
     multiply_columns(call, block, groups, rows_of(call.query, block, call.width, work.query.get()), call.width,
                      packed.key, work.panel.get());
     weigh(block, work);
-    if (per_key)
-      add_received({work.panel.get(), block.rows(), block.stride(), work.inverse}, block.keys, received);
+    if (totals.wanted())
+      totals.add(part, {work.panel.get(), block.rows(), block.stride(), work.inverse, batch, head, begin, block.keys});
+    if (call.carried_sum) carry(block, groups, work);
     if (given(call.output)) {
       multiply_rows(call, block, groups, work.panel.get(), packed.value, call.value_width, work.sums.get());
       if (!packed.finite) add_spoiled_values(block, work);
@@ -199,24 +208,21 @@ void Forward::write_output(const Block &block, Workspace &work) const {
   }
 }
 
-void Forward::merge_strips() const {
-  if (!call.received_sum && !call.received_max && !call.received_count) return;
+void Forward::carry(const Block &block, const Groups &groups, Workspace &work) const {
+  const int64_t width = call.carried_width, stride = round_up(width, lanes);
+  multiply_rows(call, block, groups, work.panel.get(), packed_carried.get() + block.batch * packed_size(call.keys, width),
+                width, work.sums.get());
+  float *to = call.carried_sum + ((block.batch * call.heads + block.head) * call.queries + block.begin) * width;
+  for (int64_t row = 0; row < block.rows(); row++, to += width)
+    for (int64_t column = 0; column < width; column++)
+      to[column] = work.sums[row * stride + column] * work.inverse[row];
+}
+
+void Forward::write_totals() const {
+  if (!totals.wanted()) return;
   const bool small = query_heads * strips * call.keys < (1 << 20);
-  parallel_for(small ? 1 : threads, query_heads, [&](int64_t head, int64_t) {
-    for (int64_t key = 0; key < call.keys; key++) {
-      double total = 0;
-      float most = 0, count = 0;
-      for (int64_t number = 0; number < strips; number++) {
-        const int64_t at = (head * strips + number) * call.keys + key;
-        if (call.received_sum) total += received_sum[at];
-        if (call.received_max) most = larger_or_nan(most, received_max[at]);
-        if (call.received_count) count += received_count[at];
-      }
-      if (call.received_sum) call.received_sum[head * call.keys + key] = float(total);
-      if (call.received_max) call.received_max[head * call.keys + key] = most;
-      if (call.received_count) call.received_count[head * call.keys + key] = count;
-    }
-  });
+  parallel_for(small ? 1 : threads, query_heads,
+               [&](int64_t head, int64_t) { totals.write(head, head * strips, strips); });
 }
 
 }  // namespace

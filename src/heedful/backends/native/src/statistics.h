@@ -1,4 +1,4 @@
-// Answers taken from a panel of weights while it is in the cache.
+// Answers about one row, taken while it is in the cache.
 #pragma once
 
 #include <algorithm>
@@ -57,48 +57,6 @@ inline void answer_mean_distance(const heedful_call &call, const RowPlace &row, 
   }
   const float total = sum(mass);
   call.mean_distance[row_number(call, row)] = total > 0 ? sum(moment) / total : 0;
-}
-
-inline float larger_or_nan(float a, float b) { return a >= b || a != a ? a : b; }
-
-// Rows of weights, side by side.
-struct Panel {
-  const float *data;
-  int64_t rows, stride;
-  const float *inverse;
-};
-
-// What keys receive, for one head. Sums are in double precision, since many panels add up.
-struct Received {
-  double *sum;
-  float *most, *count;
-};
-
-inline void clear(const Received &received, int64_t keys) {
-  if (received.sum) std::fill(received.sum, received.sum + keys, 0.0);
-  if (received.most) std::fill(received.most, received.most + keys, 0.0f);
-  if (received.count) std::fill(received.count, received.count + keys, 0.0f);
-}
-
-// Adds what the rows of a panel give, whose first column is `keys.first`.
-inline void add_received(const Panel &panel, Range keys, const Received &received) {
-  for (int64_t column = 0; column < keys.last - keys.first; column += lanes) {
-    Floats total = {}, highest = {}, count = {};
-    for (int64_t row = 0; row < panel.rows; row++) {
-      const Floats e = load(panel.data + row * panel.stride + column), weight = e * panel.inverse[row];
-      total += weight;
-      highest = larger(highest, weight);
-      count += from_bits(bits(all(1.0f)) & (e != 0.0f));
-    }
-    const int64_t key = keys.first + column, n = std::min<int64_t>(lanes, keys.last - key);
-    if (received.sum)
-      for (int64_t i = 0; i < n; i++) received.sum[key + i] += double(total[i]);
-    if (received.most)
-      for (int64_t i = 0; i < n; i++)
-        received.most[key + i] = larger_or_nan(received.most[key + i], total[i] == total[i] ? highest[i] : total[i]);
-    if (received.count)
-      for (int64_t i = 0; i < n; i++) received.count[key + i] += count[i];
-  }
 }
 
 // The scores of one row, from its first visible key on, become weights, and what is asked about the row is answered.
