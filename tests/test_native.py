@@ -11,11 +11,28 @@ import torch
 from torch import Tensor
 
 import heedful
-from heedful import Alibi, Entropy, LogSumExp, MaxLogit, MeanDistance, Received, TopK, backends, masks
-from heedful._call import make_call
+from heedful import (
+    Alibi,
+    ByKey,
+    DistanceProfile,
+    Entropy,
+    KeyColumns,
+    LogSumExp,
+    MaxLogit,
+    MeanDistance,
+    Pooled,
+    QueryRows,
+    Received,
+    Reduction,
+    TopK,
+    backends,
+    masks,
+)
+from heedful._call import Call, make_call
 from heedful.backends import native
 from heedful.backends.native import _compile, _library
 from heedful.backends.native._ranges import ranges, split
+from heedful.reductions import TransposedProduct
 
 if native.info().reason is not None:
     pytest.skip(f"native: {native.info().reason}", allow_module_level=True)
@@ -29,7 +46,22 @@ QUESTIONS = (
     Received("max"),
     Received("mean"),
     TopK(5),
+    DistanceProfile(),
+    Pooled(5, 7),
+    Pooled(5, 7, "max"),
+    Pooled(3, 4, by_value_norm=True),
+    Pooled(3, 4, "max", by_value_norm=True),
+    QueryRows((0,)),
 )
+
+
+def questions_about(call: Call) -> tuple[Reduction, ...]:
+    """QUESTIONS, and those that must know how many keys there are."""
+    B, S = call.query.shape[0], call.key.shape[2]
+    passages = ByKey(torch.arange(S) * 4 // S - 1)
+    per_item = ByKey(torch.randint(0, 3, (B, S), generator=torch.Generator().manual_seed(1)))
+    y = torch.ones(*call.query.shape[:3], 5, dtype=call.dtype).cumsum(2)
+    return (*QUESTIONS, passages, per_item, KeyColumns((S - 1, 0)), TransposedProduct(y))
 
 
 def tensors(B=2, H=6, G=3, L=70, S=90, E=20, Ev=12, dtype=torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,9 +74,9 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, mask=None, bias=None, sta
 
 
 @torch.no_grad()
-def ask(call, questions=QUESTIONS) -> list[Tensor]:
+def ask(call, questions=None) -> list[Tensor]:
     """The output and every answer, flat."""
-    result = backends.run(native, call, questions)
+    result = backends.run(native, call, questions_about(call) if questions is None else questions)
     flat = [result.output]
     for answer in result.answers:
         flat += answer if isinstance(answer, tuple) else [answer]
@@ -52,13 +84,15 @@ def ask(call, questions=QUESTIONS) -> list[Tensor]:
 
 
 @torch.no_grad()
-def truth(call, questions=QUESTIONS) -> list[Tensor]:
+def truth(call, questions=None) -> list[Tensor]:
     """The same from the reference in float64."""
     wide = call_of(
         *(x.double() for x in (call.query, call.key, call.value)), call.mask, call.bias, call.rows.start,
         scale=call.scale, softcap=call.softcap, sinks=call.sinks,
     )  # fmt: skip
-    result = backends.run(backends.load("reference"), wide, questions)
+    result = backends.run(
+        backends.load("reference"), wide, questions_about(wide) if questions is None else questions
+    )
     flat = [result.output]
     for answer in result.answers:
         flat += answer if isinstance(answer, tuple) else [answer]
@@ -342,6 +376,24 @@ def test_the_gradient_repeats_bit_for_bit() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, *grads))
+
+
+def test_a_gradient_of_the_bias_goes_to_the_kernel_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = (x.requires_grad_() for x in tensors())
+    relative, table = heedful.RelativeBias(6), torch.randn(1, 6, 70, 90, requires_grad=True)
+    shared = torch.randn(2, 1, 1, 90, requires_grad=True)
+    bias, inputs = (relative, table, shared), (query, table, shared, *relative.parameters())
+
+    def gradients(backend: str) -> tuple[Tensor, ...]:
+        output, weights = heedful.scaled_dot_product_attention(
+            query, key, value, masks.causal(), attn_bias=bias, softcap=5.0, backend=backend, reduce=(TopK(3),)
+        )
+        return torch.autograd.grad(output.sin().sum() + weights.topk(3).values.square().sum(), inputs)
+
+    expected = gradients("panels")
+    monkeypatch.setattr("heedful.backends.native._visible.ELEMENTS", 20000)
+    monkeypatch.setattr("heedful.backends.native._gradient.plain", None)
+    torch.testing.assert_close(gradients("native"), expected, rtol=1e-4, atol=1e-5)
 
 
 # What it refuses
