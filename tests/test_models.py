@@ -4,6 +4,7 @@ import hashlib
 import sys
 
 import pytest
+import torch
 
 from heedful import models
 from heedful.models import CATALOGUE, Entry
@@ -66,9 +67,66 @@ def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatc
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(models.UnknownModel) as caught:
-        models.load("nimilm")
-    assert str(caught.value) == f"there is no model 'nimilm'. Possible: {', '.join(CATALOGUE)}."
+    for name in ("nimilm", "nobody/nothing", "../nowhere", "a name"):
+        with pytest.raises(models.UnknownModel) as caught:
+            models.load(name)
+        assert str(caught.value) == (
+            f"there is no model {name!r}. Possible: {', '.join(CATALOGUE)}; the folder of a run of `heedful train`, "
+            "such as runs/latest; the folder of a Hugging Face model, or its name if it was downloaded before."
+        )
+
+
+def test_the_tiny_model_comes_with_the_package():
+    """Its checksums are those of the files in the package; without them it would not load."""
+    assert CATALOGUE["tiny"].installed
+    reader = models.load("tiny")
+    reading = reader.read("It is a truth")
+    assert (reading.model, reading.causal, len(reading.weights)) == ("tiny", True, 3)
+    assert reading.weights[0].shape == (1, 4, 14, 14)
+    with torch.no_grad():
+        logits = reader.model(torch.tensor([[token.id for token in reading.tokens]])).logits
+    likely = logits[0, -1].softmax(-1).topk(5)
+    assert [each.probability for each in reading.following] == pytest.approx(likely.values.tolist())
+    assert [each.text for each in reading.following] == [
+        reader.tokenizer.decode([i]) for i in likely.indices.tolist()
+    ]
+
+
+def test_folders_that_hold_no_model(tmp_path):
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    for name, content in {"damaged": "{", "other": '{"name": "x"}', "list": "[]"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    neither = (
+        "{} is neither that of a run of `heedful train` (it has no recipe) nor that of a Hugging Face model (it has "
+        "no model_type)."
+    )
+    for path, error, message in (
+        (file, models.UnknownModel, f"{file} is a file. Give the folder of the model: {tmp_path}."),
+        (
+            tmp_path / "empty",
+            models.UnknownModel,
+            f"{tmp_path / 'empty'} is a folder without a model: it has no config.json.",
+        ),
+        (tmp_path / "other", models.UnknownModel, neither.format(tmp_path / "other" / "config.json")),
+        (tmp_path / "list", models.UnknownModel, neither.format(tmp_path / "list" / "config.json")),
+        (
+            tmp_path / "damaged",
+            models.ModelUnreadable,
+            f"{tmp_path / 'damaged' / 'config.json'} is damaged: Expecting property name enclosed in double quotes: "
+            "line 1 column 2 (char 1).",
+        ),
+        (
+            tmp_path / "runs" / "latest",
+            models.ModelUnreadable,
+            f"There is no run in {tmp_path / 'runs'} yet. Start one: heedful train",
+        ),
+    ):
+        with pytest.raises(error) as caught:
+            models.load(str(path))
+        assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -46,12 +46,16 @@ def test_logits_weights_and_tokens_are_those_of_transformers(reader) -> None:
 def test_what_it_says_and_where_it_looks(reader) -> None:
     reading = reader.read(TEXT)
     words = [token.text.strip() for token in reading.tokens]
+    best, *others = reading.following
+    assert best.text == " far"
+    assert best.probability == pytest.approx(0.604, abs=0.005)
     ids = torch.tensor([[token.id for token in reading.tokens]])
     with torch.no_grad():
-        following = reader.model(ids).logits[0, -1].softmax(-1)
-    best = int(following.argmax())
-    assert reader.tokenizer.decode([best]) == " far"
-    assert following[best] == pytest.approx(0.604, abs=0.005)
+        logits, last = (reader.model(ids, **options).logits for options in ({}, reader.options))
+    assert (logits.shape, last.shape) == ((1, len(words), 49152), (1, 1, 49152))
+    torch.testing.assert_close(last[:, -1], logits[:, -1], atol=1e-4, rtol=1e-4)
+    likely = logits[0, -1].softmax(-1).topk(5).values.tolist()
+    assert [best.probability, *(each.probability for each in others)] == pytest.approx(likely, abs=1e-4)
     assert float(reading.weights[13][0, 8, words.index("it"), words.index("animal")]) == pytest.approx(
         0.75, abs=0.005
     )

@@ -1,17 +1,18 @@
 """The picture's numbers are the weights' own, and choices are explained or refused."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 import heedful
 from heedful import masks
-from heedful.models.reading import Reading
+from heedful.heads import NEAR, classify
+from heedful.models.reading import Following, Reading, TextRefused
 from heedful.view.build import BadChoice, find_token, picture_of
 from heedful.view.picture import SCHEMA, to_json
-from heedful.view.summary import NEAR, PLACES, Places, letter_of
+from heedful.view.summary import PLACES, Places
 from view_example import cat_reading, reading_of, tokens_of
 
 TOKENS = tokens_of(
@@ -66,6 +67,13 @@ def test_summaries_are_what_the_matrix_says(causal):
                 entropy += nats / math.log(len(visible)) / len(counted)
             summary = picture.heads[layer][head]
             assert (summary.layer, summary.head) == (layer, head)
+            found = classify(weights[:, head : head + 1], TOKENS)[0]
+            assert (summary.label, summary.letter, summary.support) == (
+                found.label,
+                found.letter,
+                found.support,
+            )
+            assert (summary.score, summary.chance) == pytest.approx((found.score, found.chance), abs=1e-6)
             assert summary.places == pytest.approx(shares, abs=1e-5)
             assert picture.chance == pytest.approx(chance, abs=1e-5)
             assert summary.entropy == pytest.approx(entropy, abs=1e-5)
@@ -173,34 +181,76 @@ def test_links_are_the_strongest_of_their_kind():
     )
 
 
-EVEN = dict.fromkeys(PLACES, 1 / len(PLACES))
+def test_a_text_said_twice_shows_induction():
+    """A head that looks at what followed the same word before: the grid has a letter for it."""
+    tokens = tokens_of(*(2 * ["the", "grey", "heron", "waits", "at", "our", "weir"]))
+    n = len(tokens)
+    weights = torch.full((1, 2, n, n), 0.1 / n)
+    weights[0, 0, torch.arange(7, n), torch.arange(1, n - 6)] += 0.9
+    weights[0, 0, :7, 0] += 0.9
+    weights[0, 1] += 0.9 / n
+    picture = picture_of(reading_of(tokens, weights, causal=True))
+    assert [(head.letter, head.label) for head in picture.heads[0]] == [("I", "induction"), ("B", "broad")]
+    assert picture.heads[0][0].support == 7
+    assert (picture.choice.link.query - picture.choice.link.key) == 6
 
 
-@pytest.mark.parametrize(
-    ("places", "entropy", "same_share", "letter"),
-    [
-        ({"previous": 0.5, "far": 0.5}, 0.3, 0.0, "P"),
-        ({"next": 0.45, "first": 0.4, "far": 0.15}, 0.3, 0.0, "N"),
-        ({"first": 0.5, "far": 0.5}, 0.3, 0.0, "S"),
-        ({"first": 0.49, "far": 0.51}, 0.3, 0.0, "X"),
-        ({"special": 0.9, "self": 0.1}, 0.3, 0.0, "T"),
-        ({"self": 0.4, "far": 0.6}, 0.3, 0.0, "U"),
-        ({"same": 0.4, "far": 0.6}, 0.3, 0.8, "D"),
-        ({"same": 0.4, "far": 0.6}, 0.3, 0.0, "X"),
-        ({"previous": 0.3, "next": 0.2, "near": 0.3, "self": 0.1, "far": 0.1}, 0.5, 0.0, "L"),
-        ({"far": 1.0}, 0.95, 0.0, "B"),
-        ({"previous": 0.39, "far": 0.61}, 0.3, 0.0, "X"),
-    ],
-)
-def test_letters(places, entropy, same_share, letter):
-    assert letter_of(dict.fromkeys(PLACES, 0.0) | places, EVEN, entropy, same_share) == letter
+def test_links_to_a_sink_tell_nothing():
+    """Without a special token in front, the first word is the sink, and other links are chosen."""
+    tokens = tokens_of("once", "upon", "a", "time", "there", "was", "one")
+    n = len(tokens)
+    weights = torch.full((1, 2, n, n), 0.01)
+    weights[0, :, :, 0] += 0.8
+    weights[0, 1, 5, 2] += 0.4
+    picture = picture_of(reading_of(tokens, weights / weights.sum(-1, keepdim=True), causal=True))
+    assert [head.letter for head in picture.heads[0]] == ["S", "S"]
+    assert (picture.choice.head, picture.choice.link.query, picture.choice.link.key) == (1, 5, 2)
+    assert all(link.key for link in picture.links)
 
 
-def test_a_place_must_hold_three_times_what_chance_gives_it():
-    places = dict.fromkeys(PLACES, 0.0) | {"next": 0.5, "far": 0.5}
-    assert letter_of(places, EVEN | {"next": 0.16}, 0.3, 0.0) == "N"
-    assert letter_of(places, EVEN | {"next": 0.17}, 0.3, 0.0) == "X"
-    assert letter_of(places | {"next": 0.95, "far": 0.05}, EVEN | {"next": 0.5}, 0.3, 0.0) == "N"
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_the_sink_weights_are_shared_out_among_the_others(causal):
+    reading = random_reading(causal)
+    aside = reading.without_sink()
+    assert (aside.sink_set_aside, reading.sink_set_aside) == (True, False)
+    for before, after in zip(reading.weights, aside.weights, strict=True):
+        expected = before.full()
+        expected[..., 0] = 0
+        expected = expected / expected.sum(-1, keepdim=True).where(expected.sum(-1, keepdim=True) > 0, 1)
+        torch.testing.assert_close(after.full(), expected)
+    picture = picture_of(aside, layer=1, head=1, token=5)
+    assert picture.sink_set_aside
+    assert all(head.places["first"] == 0 and head.letter != "S" for heads in picture.heads for head in heads)
+    assert picture.chance["first"] == 0
+    assert sum(picture.chance.values()) == pytest.approx(1, abs=1e-5)
+    assert picture.looks_at[0] == 0
+    seen = [max(0, i) if causal else len(TOKENS) - 1 for i in range(len(TOKENS))]
+    assert [row.others + len(row.links) for row in picture.rows] == seen
+
+
+def test_a_token_that_sees_nothing_but_the_sink_is_refused():
+    with pytest.raises(BadChoice) as caught:
+        picture_of(random_reading(causal=True).without_sink(), token=0)
+    assert str(caught.value) == "token: token 0 sees nothing but the first, which is set aside."
+
+
+def test_one_token_cannot_do_without_the_sink():
+    reading = reading_of(tokens_of("hi"), torch.ones(1, 1, 1, 1), causal=True)
+    with pytest.raises(TextRefused) as caught:
+        reading.without_sink()
+    assert str(caught.value) == "'hi' is one token; set aside, it leaves nothing to look at."
+
+
+def test_windows_are_counted_as_they_are():
+    """A token behind a window has fewer others, and its entropy is a share of what is possible there."""
+    query, key, value = torch.randn(3, 1, 2, len(TOKENS), 5, generator=torch.Generator().manual_seed(3))
+    weights = heedful.scaled_dot_product_attention(query, key, value, masks.window(3)).weights
+    picture = picture_of(Reading("near", "the cat", TOKENS, (weights,), causal=True), layer=0, head=1)
+    assert [row.others + len(row.links) for row in picture.rows] == [1, 2, *[3] * (len(TOKENS) - 2)]
+    nats = weights.entropy()[0, 1]
+    expected = nats[2:] / math.log(3)
+    assert [row.entropy for row in picture.rows[2:]] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert picture.rows[0].entropy == 0
 
 
 @pytest.mark.parametrize(
@@ -264,6 +314,15 @@ def test_json_is_the_picture_in_plain_values():
         "layer": 1, "head": 1, "query": 6, "link": {"query": 6, "key": 2, "weight": 0.650753},
         "kind": "words that are not neighbors", "layer_given": False, "head_given": False, "token_given": False,
     }  # fmt: skip
-    assert set(found["heads"][1][2]) == {"layer", "head", "letter", "entropy", "places"}
+    assert set(found["heads"][1][2]) == {
+        *("layer", "head", "letter", "entropy", "places"),
+        *("label", "score", "chance", "support"),
+    }
+    assert (found["sink_set_aside"], found["following"]) == (False, [])
+    expecting = replace(cat_reading(), following=(Following(" far", 0.75), Following(".", 0.125)))
+    assert to_json(picture_of(expecting))["following"] == [
+        {"text": " far", "probability": 0.75},
+        {"text": ".", "probability": 0.125},
+    ]
     assert found["matrix"][6][2] == found["looks_at"][2] == 0.650753
     assert found["rows"][6]["links"][0] == {"query": 6, "key": 2, "weight": 0.650753}

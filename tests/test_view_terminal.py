@@ -1,14 +1,17 @@
 # ruff: noqa: RUF001
 """The terminal's picture, whole: every line as it is printed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from heedful.models.reading import Token
+from heedful.heads import CLASSES
+from heedful.models.reading import Following, Token
 from heedful.view.build import picture_of
-from heedful.view.terminal import draw
+from heedful.view.terminal import COLORS, draw
 from heedful.view.text import ASCII, UNICODE, glyphs_for
 from view_example import cat_reading, reading_of, tokens_of
 
@@ -19,12 +22,14 @@ example   2 layers × 3 heads   11 tokens   attention weights
 layer 0  P▂ N▂ S▂
 layer 1  B█▸X▅ U▂
 
-P previous token  N next token  S first token  U itself  B broad  X mixed
+P previous token  N next token  U itself  S first token  B broad  X mixed
 ▁ at one token to █ at all alike  ## continues a word
 
 Layer 1, head 1 gives 0.49 of its weight to the first token, 0.26 to others
 within 5 tokens, 0.09 to tokens farther away, 0.07 to other special tokens and
 punctuation. Its entropy is 0.67 of the largest possible.
+On this text its class is X, mixed: nothing that has a class of its own stands
+out.
 Chosen from all 6 heads for the most telling link between words that are not
 neighbors: "it" → "cat".
 
@@ -59,9 +64,8 @@ attention weights
 L0  P: N: S:
 L1  B@>X+ U:
 
-P previous token  N next token
-S first token  U itself  B broad
-X mixed
+P previous token  N next token  U itself
+S first token  B broad  X mixed
 . at one token to @ at all alike
 ## continues a word
 
@@ -71,6 +75,9 @@ within 5 tokens, 0.09 to tokens farther
 away, 0.07 to other special tokens and
 punctuation. Its entropy is 0.67 of the
 largest possible.
+On this text its class is X, mixed:
+nothing that has a class of its own
+stands out.
 Chosen from the 3 heads of layer 1 for
 the most telling link from this token:
 "tired" -> "cat".
@@ -168,6 +175,68 @@ def test_more_tokens_than_fit_are_told_in_words():
     assert lines[start + 20] == "21 w21  w19 0.90 · others 0.10"
     assert lines[start + 21] == "40 more tokens look less clearly at another word."
     assert lines[start + 22] == ""
+
+
+def test_a_head_with_a_class_says_what_speaks_for_it():
+    for head, sentence in {
+        (
+            0,
+            0,
+        ): "On this text its class is P, previous token: 0.91 of the weight, 0.09 by chance, over the 9 tokens "
+        "that have one to look at.",
+        (1, 0): "On this text its class is B, broad: an entropy of 0.9 or more of the largest possible.",
+    }.items():
+        assert sentence in " ".join(drawn(picture_of(cat_reading(), *head)).split())
+
+
+def test_every_class_has_a_color_or_none_on_purpose():
+    letters = {letter for letter, _ in CLASSES.values()}
+    assert letters - set(COLORS) == {"X"}
+    assert set(COLORS) <= letters
+
+
+def test_what_may_follow_is_told_last():
+    following = Following(" far", 0.6), Following("\n", 0.25), Following(" ", 0.1), Following("日", 0.05)
+    picture = picture_of(replace(cat_reading(), following=following))
+    assert drawn(picture).splitlines()[-5:] == [
+        "What follows the text, as example expects it",
+        '  " far"  0.600 ████████████████████████',
+        '  "⏎"     0.250 ██████████',
+        '  "␠"     0.100 ████',
+        '  "日"    0.050 ██',
+    ]
+    assert drawn(picture, 80, ASCII, "ascii").splitlines()[-1].startswith(r'  "\u65e5"  0.050')
+
+
+def test_a_sink_that_is_set_aside_is_said_to_be():
+    picture = picture_of(cat_reading().without_sink())
+    lines = drawn(picture).splitlines()
+    assert lines[1] == "The first token is set aside: its weight is shared out among the others."
+    weights = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 1 / 3], [0.2, 0.2, 0.6]]).expand(1, 2, 3, 3)
+    causal = reading_of(tokens_of("a", "cat", "sat"), weights, causal=True)
+    lines = drawn(picture_of(causal.without_sink())).splitlines()
+    start = lines.index("What each token looks at")
+    assert lines[start + 2 : start + 5] == ["0 a", "1 cat    ██   → cat 1.00", "2 sat    ░░▓▓ → sat 0.75"]
+
+
+def test_single_characters_are_set_as_text():
+    """Byte by byte: no mark that each continues the last, and a space stands for itself."""
+    tokens = tuple(
+        Token(character, ord(character), i, i + 1, special=False, continues=i > 0 and character != " ")
+        for i, character in enumerate("the cat sat")
+    )
+    lines = drawn(picture_of(reading_of(tokens, torch.rand(1, 1, 11, 11).softmax(-1)), token=4)).splitlines()
+    assert "  the cat sat" in lines
+    assert "##" not in "".join(lines)
+
+
+def test_words_with_their_spaces_inside_are_set_apart():
+    texts, tokens, at = [" The", " cat", "'s", " here"], [], 0
+    for number, text in enumerate(texts):
+        tokens.append(Token(text, number, at, at + len(text), special=False, continues=text == "'s"))
+        at += len(text)
+    lines = drawn(picture_of(reading_of(tuple(tokens), torch.full((1, 1, 4, 4), 0.25)), token=0)).splitlines()
+    assert "  The cat's here" in lines
 
 
 def test_of_a_long_text_the_lines_that_matter_are_shown():

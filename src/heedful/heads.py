@@ -101,17 +101,27 @@ def classify(
             f"weights must be self-attention of one text, (heads, L, L) or (1, heads, L, L), got {shape}. "
             "Choose one text of a batch with weights[i]."
         )
-    ids = _ids(tokens)
-    marks = _marks(tokens) if separators is None else tuple(map(bool, separators))
-    counted = tuple(not getattr(token, "special", False) for token in tokens)
-    for name, given in (("tokens", ids), ("separators", marks)):
+    question = question_about(tokens, separators=separators)
+    for name, given in (("tokens", question.ids), ("separators", question.separators)):
         if len(given) != shape[-1]:
             raise ValueError(f"{name} must have one entry per token, {shape[-1]}, got {len(given)}.")
-    ((sums, widths),) = weights.reduce(Kinds(ids, marks, counted if any(counted) else (True,) * len(ids)))
+    ((sums, widths),) = weights.reduce(question)
     return [
         _class_of(*each)
         for each in zip(sums.reshape(-1, 3, len(KINDS)).tolist(), widths.reshape(-1, 2).tolist(), strict=True)
     ]
+
+
+def question_about(tokens: Sequence[Any] | Tensor, *, separators: Sequence[bool] | None = None) -> "Kinds":
+    """What `classify` asks of the weights. Asked for before, in `reduce=` or `watch`, it costs `classify` nothing.
+
+    Args:
+        tokens: As in `classify`.
+        separators: As in `classify`.
+    """
+    marks = tuple(map(is_mark, tokens)) if separators is None else tuple(map(bool, separators))
+    counted = tuple(not getattr(token, "special", False) for token in tokens)
+    return Kinds(_ids(tokens), marks, counted if any(counted) else (True,) * len(counted))
 
 
 def _class_of(sums: list[list[float]], width: list[float]) -> HeadClass:
@@ -202,13 +212,8 @@ def _number(token: Any) -> Any:
     return int(token) if isinstance(token, Tensor) else getattr(token, "id", token)
 
 
-def _marks(tokens: Sequence[Any] | Tensor) -> tuple[bool, ...]:
-    """Which tokens are special, or hold neither letters nor digits."""
-    return tuple(_is_mark(token) for token in tokens)
-
-
-def _is_mark(token: Any) -> bool:
-    """Numbers and ids are no marks."""
+def is_mark(token: Any) -> bool:
+    """Whether a token is special, or holds neither letters nor digits. A bare id is no mark."""
     text = getattr(token, "text", token)
     if not isinstance(text, str):
         return False

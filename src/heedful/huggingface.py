@@ -84,6 +84,38 @@ def use(model: nn.Module) -> nn.Module:
     return model
 
 
+def load(source: str) -> tuple[Any, Any, list[str]]:
+    """A model of transformers as its files were saved, its tokenizer, and the tensors that its files lack.
+
+    Args:
+        source: A folder, or the name of a model that was downloaded before. Nothing is downloaded here, and no code
+            that comes with a model is run.
+
+    Raises:
+        ImportError: transformers is not installed.
+        OSError, ValueError, ...: What transformers raises where there is no such model, or it cannot be read.
+
+    Cost: the model in memory, in evaluation mode and in the dtype of its files.
+    """
+    import transformers
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        here = {"local_files_only": True, "trust_remote_code": False}
+        config = transformers.AutoConfig.from_pretrained(source, **here)
+        saved = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
+        model, report = saved.from_pretrained(source, config=config, output_loading_info=True, **here)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **here)
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+    return model.eval().requires_grad_(False), tokenizer, sorted(report["missing_keys"])
+
+
 # The attention function
 
 

@@ -39,11 +39,16 @@ POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3], [0, 0, 1, 2, 3, 0, 1]])
 
 
 def packed(function):
-    """A mask function as transformers wraps it for packed documents."""
-    return masking_utils.and_masks(
-        masking_utils.remap_positions_for_packed_sequence(function, POSITIONS),
-        masking_utils.packed_sequence_mask_function(PACKED),
-    )
+    """A mask function as transformers wraps it for packed documents. Older versions leave positions as they are."""
+    if hasattr(masking_utils, "remap_positions_for_packed_sequence"):
+        function = masking_utils.remap_positions_for_packed_sequence(function, POSITIONS)
+    return masking_utils.and_masks(function, masking_utils.packed_sequence_mask_function(PACKED))
+
+
+def blockwise():
+    """Causal, and both ways within a block; not in every version."""
+    overlay = getattr(masking_utils, "blockwise_overlay", masking_utils.packed_sequence_mask_function)
+    return masking_utils.or_masks(masking_utils.causal_mask_function, overlay(PACKED - 1))
 
 
 FUNCTIONS = {
@@ -51,9 +56,7 @@ FUNCTIONS = {
     "sliding": masking_utils.sliding_window_causal_mask_function(3),
     "sliding both ways": masking_utils.sliding_window_bidirectional_mask_function(2),
     "chunked": masking_utils.chunked_causal_mask_function(3, torch.tensor([0, 2])),
-    "blockwise": masking_utils.or_masks(
-        masking_utils.causal_mask_function, masking_utils.blockwise_overlay(PACKED - 1)
-    ),
+    "blockwise": blockwise(),
     "packed": packed(masking_utils.causal_mask_function),
     "packed and sliding": packed(masking_utils.sliding_window_causal_mask_function(2)),
     "own": lambda batch, head, query, key: (query + key + batch) % 3 > 0,

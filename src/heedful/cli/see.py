@@ -32,8 +32,20 @@ def see(
         typer.Option(metavar="TOKEN", help="Look from this token: its number, or as it is spelled."),
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="The model that reads the text. `heedful models` lists them.")
+        str,
+        typer.Option(
+            metavar="NAME|FOLDER",
+            help="The model that reads the text: one that `heedful models` lists, the folder of a run of "
+            "`heedful train`, or a Hugging Face model by folder or, if downloaded, by name.",
+        ),
     ] = "minilm",
+    set_aside_sink: Annotated[
+        bool,
+        typer.Option(
+            "--set-aside-sink",
+            help="Leave out the first token, which takes most of the weight in many models.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all the numbers, as JSON.")] = False,
     width: Annotated[
         int | None,
@@ -52,9 +64,11 @@ def see(
       heedful see "The animal didn't cross the street because it was too tired."
       heedful see "The trophy did not fit in the suitcase; it was too big." --token it
       heedful see "Paris is the capital of France." --layer 5 --head 11
+      heedful see "She said that she" --model tiny
+      heedful see "Paris is in France. Rome is in" --model smollm2 --set-aside-sink
       heedful see - --json < letter.txt
     """  # noqa: D301 - typer reads \b as: keep these lines as they are
-    picture = _picture(text_from(text), layer, head, token, model)
+    picture = _picture(text_from(text), (layer, head, token), model, set_aside_sink)
     if as_json:
         from heedful.view.picture import to_json
 
@@ -71,7 +85,9 @@ def see(
     write_lines(lines)
 
 
-def _picture(text: str, layer: int | None, head: int | None, token: str | None, model: str) -> "Picture":
+def _picture(
+    text: str, choice: tuple[int | None, int | None, str | None], model: str, set_aside_sink: bool
+) -> "Picture":
     """Load the model, let it read the text, and make the picture; what can't be done is said in terms of options."""
     with working(f"{model} reads the text"):
         from heedful import models
@@ -80,13 +96,17 @@ def _picture(text: str, layer: int | None, head: int | None, token: str | None, 
 
         try:
             reading = models.load(model).read(text)
-            return picture_of(reading, layer, head, token)
+            return picture_of(reading.without_sink() if set_aside_sink else reading, *choice)
         except models.UnknownModel as error:
             raise typer.BadParameter(str(error), param_hint="'--model'") from None
         except TextRefused as error:
             raise typer.BadParameter(str(error), param_hint="'TEXT'") from None
         except BadChoice as error:
             raise typer.BadParameter(error.problem, param_hint=f"'--{error.name}'") from None
-        except (models.ModelNotInstalled, models.ModelFilesChanged) as error:
+        except models.ModelNotInstalled as error:
+            instead = "" if model == "tiny" else "\nOr look at the one that comes with heedful: --model tiny"
+            typer.echo(f"{error}{instead}", err=True)
+            raise typer.Exit(1) from None
+        except (models.ModelFilesChanged, models.ModelUnreadable) as error:
             typer.echo(error, err=True)
             raise typer.Exit(1) from None

@@ -1,7 +1,8 @@
-"""Pretrained models that come as Python packages, built from heedful's own modules.
+"""Models that read texts: a catalogue, runs of `heedful train`, and Hugging Face models on this machine.
 
-One entry of the catalogue is one model: where its files are, how to be sure that they are the right ones, and
-which function builds it. The package is never imported, only its files are read.
+One entry of the catalogue is one model that comes as a Python package, built from heedful's own modules: where its
+files are, how to be sure that they are the right ones, and which function builds it. The package is never imported,
+only its files are read.
 """
 
 import hashlib
@@ -12,16 +13,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heedful import __version__
+
 if TYPE_CHECKING:
     from heedful.models.reading import Reader
 
 
 class UnknownModel(ValueError):
-    """The catalogue has no model of that name."""
+    """There is no model of that name, or none in that folder."""
 
 
 class ModelNotInstalled(ImportError):
-    """The package with the model's files is missing. The message is the line that installs it."""
+    """The package with the model's files is missing, or one that reads them. The message ends with what installs it."""
+
+
+class ModelUnreadable(RuntimeError):
+    """A folder's model is damaged or incomplete, or its attention cannot be seen."""
 
 
 class ModelFilesChanged(RuntimeError):
@@ -113,26 +120,40 @@ CATALOGUE = {
             },
             builder="heedful.models.smollm2:load",
         ),
+        Entry(
+            name="tiny",
+            description="comes with heedful: bytes of one novel, decoder: 3 x 4 heads, 1024 tokens",
+            package=f"heedful=={__version__}",
+            folder="heedful.train",
+            files={
+                "data/tiny/config.json": "3e026698e777505e22cee7a72bed0c93bd607cb820769ffe386c5a74f13c1ea7",
+                "data/tiny/tokenizer.json": "1d259cf376382ef367a3c3cbd4f0de1149b63b8110272f8daad20c218bb1bbda",
+                "data/tiny/best.safetensors": "f0f82c340f8ce0c5ca69ab1949350f7fd8de8a593a9bad815aad9db999dbcfac",
+            },
+            builder="heedful.train.loading:tiny",
+        ),
     ]
 }
 
 
 def load(name: str = "minilm") -> "Reader":
-    """Load a model of the catalogue.
+    """Load a model that reads texts.
 
     Args:
-        name: A key of `CATALOGUE`.
+        name: A key of `CATALOGUE`; the folder of a run of `heedful train`, such as "runs/latest"; the folder of a
+            Hugging Face model, or its name if it was downloaded before (these two need transformers).
 
     Returns:
-        The model, in evaluation mode, float32, on the CPU.
+        The model, in evaluation mode, on the CPU. Nothing is downloaded.
 
     Raises:
-        UnknownModel: No model has that name.
-        ModelNotInstalled: Its package is missing; the message is the line that installs it.
-        ModelFilesChanged: Its files are not the ones that heedful was tested with.
+        UnknownModel: There is no such model.
+        ModelNotInstalled: A package is missing; the message ends with the line that installs it.
+        ModelFilesChanged: A file of the catalogue is not the one that heedful was tested with.
+        ModelUnreadable: A folder's model is damaged or incomplete, or its attention cannot be seen.
     """
     if name not in CATALOGUE:
-        raise UnknownModel(f"there is no model {name!r}. Possible: {', '.join(CATALOGUE)}.")
+        return import_module("heedful.models.folders").load(name, ", ".join(CATALOGUE))
     entry = CATALOGUE[name]
     paths = entry.checked_files()
     module, function = entry.builder.split(":")

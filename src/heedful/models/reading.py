@@ -1,12 +1,15 @@
 """A model reads a text: its tokens, spelled as the text spells them, and every layer's weights."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from heedful import Weights
+from heedful import Weights, backends, masks
+
+NUM_FOLLOWING = 5
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,14 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Following:
+    """A token that may follow the text, and how likely the model finds it."""
+
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
 class Reading:
     """A text as one model read it.
 
@@ -40,6 +51,8 @@ class Reading:
         tokens: Its L tokens.
         weights: Of each layer, the weights, (1, H, L, L).
         causal: Whether a token sees only itself and the tokens before it.
+        following: What the model expects after the text, likeliest first; empty if it predicts nothing.
+        sink_set_aside: Whether `weights` are without the first token.
     """
 
     model: str
@@ -47,6 +60,31 @@ class Reading:
     tokens: tuple[Token, ...]
     weights: tuple[Weights, ...]
     causal: bool
+    following: tuple[Following, ...] = ()
+    sink_set_aside: bool = False
+
+    def without_sink(self) -> "Reading":
+        """The same with the first token, a sink of attention in many models, set aside.
+
+        Its weight is shared out among the other keys in proportion, as if nobody could see it. What the model made of
+        the text stays as it was.
+
+        Raises:
+            TextRefused: The text has no other token.
+
+        Cost: nothing; the weights stay lazy.
+        """
+        if len(self.tokens) < 2:
+            raise TextRefused(f"{self.text[:40]!r} is one token; set aside, it leaves nothing to look at.")
+        weights = tuple(_without_first_key(each) for each in self.weights)
+        return replace(self, weights=weights, sink_set_aside=True)
+
+
+def _without_first_key(weights: Weights) -> Weights:
+    call = weights._call
+    rule = masks.padding(torch.arange(weights.shape[-1], device=weights.device)[None] > 0)
+    call = replace(call, mask=rule if call.mask is None else call.mask & rule)
+    return Weights(call, backends.choose(call, "auto"), weights._batch_shape, weights._head_shape)
 
 
 class TextRefused(ValueError):
@@ -59,17 +97,20 @@ class Reader:
 
     Attributes:
         name: Name of the model in the catalogue.
-        model: From token ids (1, L) to an answer whose `weights` are those of each layer.
+        model: From token ids (1, L) to an answer whose `weights` are those of each layer, and whose `logits`, if it
+            has any, end with those of the token after the text, (1, ..., vocabulary).
         tokenizer: A `tokenizers.Tokenizer` that neither cuts nor pads.
         max_tokens: The most tokens that the model can read, special ones included.
-        causal: Whether a token sees only itself and the tokens before it.
+        causal: Whether a token sees only itself and the tokens before it. None: the weights will tell.
+        options: More arguments for the model.
     """
 
     name: str
     model: nn.Module
     tokenizer: Any
     max_tokens: int
-    causal: bool
+    causal: bool | None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def tokenize(self, text: str) -> tuple[Token, ...]:
         """The tokens of a text. A mark that the text itself spells out, as in "a [SEP] b", is special too."""
@@ -107,5 +148,26 @@ class Reader:
             )
         ids = torch.tensor([[token.id for token in tokens]])
         with torch.no_grad():
-            weights = tuple(self.model(ids).weights)
-        return Reading(self.name, text, tokens, weights, self.causal)
+            answer = self.model(ids, **self.options)
+        weights = tuple(answer.weights)
+        causal = _is_causal(weights) if self.causal is None else self.causal
+        return Reading(self.name, text, tokens, weights, causal, self._following(answer))
+
+    def _following(self, answer: Any) -> tuple[Following, ...]:
+        logits = getattr(answer, "logits", None)
+        if logits is None:
+            return ()
+        likely = logits[0, -1].float().softmax(-1).topk(min(NUM_FOLLOWING, logits.shape[-1]))
+        return tuple(
+            Following(self._spelled(number), probability)
+            for number, probability in zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
+        )
+
+    def _spelled(self, number: int) -> str:
+        """A token by itself; a part of a character goes by its name in the vocabulary."""
+        text = self.tokenizer.decode([number], skip_special_tokens=False)
+        return text if text and "\ufffd" not in text else self.tokenizer.id_to_token(number) or str(number)
+
+
+def _is_causal(weights: tuple[Weights, ...]) -> bool:
+    return all(not bool(each[0, :, 0, 1:].any()) for each in weights)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful import Weights, masks
+from heedful.models import ModelNotInstalled
 from heedful.models.reading import Reader
 from heedful.nn import MultiHeadAttention
 from heedful.positions import Rotary
@@ -60,12 +61,13 @@ class SmolLM2(nn.Module):
         )
         self.norm = nn.RMSNorm(width, eps=EPS)
 
-    def forward(self, ids: Tensor) -> Decoded:
-        """Read token ids (B, L)."""
+    def forward(self, ids: Tensor, last: int | None = None) -> Decoded:
+        """Read token ids (B, L). Logits of the `last` tokens only, or of all."""
         x, found = self.words(ids), []
         for layer in self.layers:
             x, weights = layer(x)
             found.append(weights)
+        x = x if last is None else x[:, -last:]
         return Decoded(nn.functional.linear(self.norm(x), self.words.weight), found)
 
 
@@ -90,12 +92,14 @@ def load(file: Path) -> Reader:
     """Build the published model from its one file.
 
     Raises:
-        ImportError: The package gguf is missing.
+        ModelNotInstalled: The package gguf is missing.
     """
     try:
         from gguf import GGUFReader, dequantize
     except ImportError:
-        raise ImportError("smollm2 needs the package gguf. Install it with:\n  pip install gguf") from None
+        raise ModelNotInstalled(
+            "smollm2 needs the package gguf. Install it with:\n  pip install gguf"
+        ) from None
 
     content = GGUFReader(file)
     parameters = {}
@@ -108,7 +112,9 @@ def load(file: Path) -> Reader:
         model = SmolLM2()
     model.load_state_dict(parameters, assign=True)
     model.eval().requires_grad_(False)
-    return Reader("smollm2", model, _tokenizer(content.fields), max_tokens=8192, causal=True)
+    return Reader(
+        "smollm2", model, _tokenizer(content.fields), max_tokens=8192, causal=True, options={"last": 1}
+    )
 
 
 def _tokenizer(fields: Any) -> Any:

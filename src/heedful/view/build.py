@@ -1,17 +1,17 @@
 """Make the picture of a reading: ask every head its questions, choose one head, and look at it closely."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from heedful.heads import HeadClass, classify, question_about
 from heedful.models.reading import Reading, Token
 from heedful.reductions import Entropy, TopK
-from heedful.view.links import Words, is_mark, telling
+from heedful.view.links import Words, telling
 from heedful.view.picture import Choice, HeadSummary, Link, Picture, Row
-from heedful.view.summary import PLACES, Places, letter_of
+from heedful.view.summary import PLACES, Places, Visible
 
 NUM_LINKS = 6
 LINKS_PER_ROW = 8
@@ -37,14 +37,18 @@ class BadChoice(ValueError):
 class Answers(NamedTuple):
     """What all N layers of H heads answered.
 
-    `entropy` (N, H, L) in shares of the largest possible, `values` and `keys` (N, H, L, k) of the strongest links,
-    `places` (N, H, 2, 8) in shares: of the weights, and by chance.
+    `classes[layer][head]`; `entropy` (N, H, L) in shares of the largest possible, `seen` (N, H, L) keys each token can
+    see, `values` and `keys` (N, H, L, k) of the strongest links, `places` (N, H, 2, 8) in shares: of the weights, and
+    by chance; `counted` (L,) tokens that a summary goes by.
     """
 
+    classes: tuple[tuple[HeadClass, ...], ...]
     entropy: Tensor
+    seen: Tensor
     values: Tensor
     keys: Tensor
     places: Tensor
+    counted: Tensor
 
 
 def picture_of(
@@ -71,9 +75,8 @@ def picture_of(
     _check_number("head", head, num_heads, reading.model)
     query = None if token is None else find_token(reading.tokens, token)
     answers = _ask(reading)
-    heads, chance = _summaries(reading, answers)
-    choice = _choose(reading, answers, heads, (layer, head, query))
-    return _draw(reading, answers, heads, chance, choice)
+    choice = _choose(reading, answers, (layer, head, query))
+    return _draw(reading, answers, choice)
 
 
 def find_token(tokens: Sequence[Token], wanted: int | str) -> int:
@@ -109,54 +112,49 @@ def _check_number(name: str, got: int | None, count: int, model: str) -> None:
 
 
 def _ask(reading: Reading) -> Answers:
-    tokens, length = reading.tokens, len(reading.tokens)
-    places = Places(
-        ids=tuple(token.id for token in tokens),
-        special=tuple(is_mark(token) for token in tokens),
-        counted=_counted(tokens),
-    )
-    k = min(length, LINKS_SEARCHED)
-    answers = [weights.reduce(Entropy(), TopK(k), places) for weights in reading.weights]
-    entropy = torch.cat([answer[0] for answer in answers])
-    most = torch.log(_visible(reading)).clamp(min=torch.finfo(entropy.dtype).tiny)
+    question = question_about(reading.tokens)
+    places = Places(question.ids, question.separators, question.counted)
+    k = min(len(reading.tokens), LINKS_SEARCHED)
+    answers = [weights.reduce(Entropy(), TopK(k), places, Visible(), question) for weights in reading.weights]
+    entropy, seen = (torch.cat([answer[i] for answer in answers]) for i in (0, 3))
+    shares = torch.cat([answer[2] for answer in answers])
     return Answers(
-        entropy=(entropy / most).clamp(0, 1),
+        classes=tuple(tuple(classify(weights, reading.tokens)) for weights in reading.weights),
+        entropy=torch.where(seen > 1, entropy / seen.clamp(min=2).log(), 0).clamp(0, 1),
+        seen=seen,
         values=torch.cat([answer[1].values for answer in answers]),
         keys=torch.cat([answer[1].indices for answer in answers]),
-        places=torch.cat([answer[2] for answer in answers]) / sum(places.counted),
+        places=shares / shares[:, :, 1:].sum(-1, keepdim=True).clamp(min=1),
+        counted=torch.tensor(question.counted),
     )
 
 
-def _counted(tokens: Sequence[Token]) -> tuple[bool, ...]:
-    """Which tokens a head's summary goes by: those of the text, or all if there are only special ones."""
-    only_special = all(token.special for token in tokens)
-    return tuple(only_special or not token.special for token in tokens)
-
-
-def _visible(reading: Reading) -> Tensor:
-    """How many tokens each token can see, (L,) float."""
-    length = len(reading.tokens)
-    return torch.arange(1.0, length + 1) if reading.causal else torch.full((length,), float(length))
-
-
-def _choose(reading: Reading, answers: Answers, heads: Summaries, given: tuple[int | None, ...]) -> Choice:
+def _choose(reading: Reading, answers: Answers, given: tuple[int | None, ...]) -> Choice:
     """The most telling link among what is possible. Heads that go by position are left out if any other is possible."""
     open_to = tuple(slice(None) if number is None else slice(number, number + 1) for number in given)
     queries = torch.arange(len(reading.tokens))[open_to[2]]
-    values, keys = answers.values[open_to], answers.keys[open_to]
-    by_position = torch.tensor([[head.letter in "PNU" for head in layer] for layer in heads])[open_to[:2]]
+    values, keys = _apart_from_sink(answers)[open_to], answers.keys[open_to]
+    if given[2] is not None and not (keys >= 0).any():
+        raise BadChoice("token", f"token {given[2]} sees nothing but the first, which is set aside.")
+    by_position = torch.tensor([[each.letter in "PNU" for each in layer] for layer in answers.classes])
+    by_position = by_position[open_to[:2]]
     if not by_position.all():
         values = values.masked_fill(by_position[..., None, None], 0)
     kind, scores = telling(values, keys, queries, Words(reading.tokens))
     best = _place_of(int(scores.argmax()), scores.shape)
     at = [int(i) + (part.start or 0) for i, part in zip(best, open_to, strict=False)]
-    link = Link(at[2], int(keys[best]), float(values[best]))
+    link = Link(at[2], int(keys[best]), float(answers.values[open_to][best]))
     return Choice(at[0], at[1], at[2], link, kind, *(number is not None for number in given))
 
 
-def _draw(
-    reading: Reading, answers: Answers, heads: Summaries, chance: dict[str, float], choice: Choice
-) -> Picture:
+def _apart_from_sink(answers: Answers) -> Tensor:
+    """The values, without links to the first token if it is a sink of some head: those tell nothing of the text."""
+    if any(each.label == "first token" for layer in answers.classes for each in layer):
+        return answers.values.masked_fill(answers.keys == 0, 0)
+    return answers.values
+
+
+def _draw(reading: Reading, answers: Answers, choice: Choice) -> Picture:
     length = len(reading.tokens)
     layer = reading.weights[choice.layer]
     weights = layer[0, choice.head]
@@ -166,54 +164,43 @@ def _draw(
         model=reading.model,
         text=reading.text,
         causal=reading.causal,
+        sink_set_aside=reading.sink_set_aside,
         tokens=reading.tokens,
-        heads=heads,
-        chance=chance,
+        following=reading.following,
+        heads=_summaries(answers),
+        chance=dict(zip(PLACES, answers.places[0, 0, 1].tolist(), strict=True)),
         choice=choice,
         looks_at=tuple(layer[0, choice.head, choice.query].tolist()),
         seen_by=tuple((weights @ this_token).tolist()),
-        rows=_rows(reading, answers, choice),
+        rows=_rows(answers, choice),
         links=_strongest(reading, answers, choice),
         matrix=tuple(map(tuple, weights.full().tolist())) if length <= LONGEST_MATRIX else None,
     )
 
 
-def _summaries(reading: Reading, answers: Answers) -> tuple[Summaries, dict[str, float]]:
-    """Every head in summary, and the shares of the places by chance."""
-    counted = torch.tensor(_counted(reading.tokens))
-    entropy = answers.entropy[..., counted].mean(-1).tolist()
-    shares = answers.places.tolist()
-    chance = dict(zip(PLACES, shares[0][0][1], strict=True))
-    repeats = _repeats(reading)
-    summaries = []
-    for layer, heads in enumerate(shares):
-        row = []
-        for head, (mine, _) in enumerate(heads):
-            places = dict(zip(PLACES, mine, strict=True))
-            same_share = places["same"] * int(counted.sum()) / repeats if repeats > 1 else 0.0
-            letter = letter_of(places, chance, entropy[layer][head], same_share)
-            row.append(HeadSummary(layer, head, letter, entropy[layer][head], places))
-        summaries.append(tuple(row))
-    return tuple(summaries), chance
+def _summaries(answers: Answers) -> Summaries:
+    """Every head in summary."""
+    counted = (answers.counted & (answers.seen > 1)).to(answers.entropy)
+    entropy = ((answers.entropy * counted).sum(-1) / counted.sum(-1).clamp(min=1)).tolist()
+    shares = answers.places[:, :, 0].tolist()
+    return tuple(
+        tuple(
+            HeadSummary(
+                layer, head, *found, entropy[layer][head], dict(zip(PLACES, shares[layer][head], strict=True))
+            )
+            for head, found in enumerate(heads)
+        )
+        for layer, heads in enumerate(answers.classes)
+    )
 
 
-def _repeats(reading: Reading) -> int:
-    """How many of the text's tokens see the same token elsewhere."""
-    in_text, so_far, repeats = Counter(token.id for token in reading.tokens), set[int](), 0
-    for token in reading.tokens:
-        seen = token.id in so_far if reading.causal else in_text[token.id] > 1
-        repeats += seen and not token.special
-        so_far.add(token.id)
-    return repeats
-
-
-def _rows(reading: Reading, answers: Answers, choice: Choice) -> tuple[Row, ...]:
+def _rows(answers: Answers, choice: Choice) -> tuple[Row, ...]:
     at = choice.layer, choice.head
     values = answers.values[at][:, :LINKS_PER_ROW].tolist()
     keys = answers.keys[at][:, :LINKS_PER_ROW].tolist()
     rows = []
     for query, (entropy, seen) in enumerate(
-        zip(answers.entropy[at].tolist(), _visible(reading).tolist(), strict=True)
+        zip(answers.entropy[at].tolist(), answers.seen[at].tolist(), strict=True)
     ):
         pairs = zip(keys[query], values[query], strict=True)
         links = tuple(Link(query, key, value) for key, value in pairs if key >= 0)
@@ -224,7 +211,8 @@ def _rows(reading: Reading, answers: Answers, choice: Choice) -> tuple[Row, ...]
 
 def _strongest(reading: Reading, answers: Answers, choice: Choice) -> tuple[Link, ...]:
     """The strongest links of the chosen head, of the most telling kind that it has, and above even weights."""
-    values, keys = answers.values[choice.layer, choice.head], answers.keys[choice.layer, choice.head]
+    at = choice.layer, choice.head
+    values, keys = _apart_from_sink(answers)[at], answers.keys[at]
     _, scores = telling(values, keys, torch.arange(len(values)), Words(reading.tokens))
     best = values.where(scores > 0, 0).flatten().topk(min(NUM_LINKS, values.numel()))
     links = []

@@ -1,11 +1,11 @@
 """Which links are worth showing."""
 
-import unicodedata
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from heedful.heads import is_mark
 from heedful.models.reading import Token
 
 
@@ -28,11 +28,6 @@ class Words:
         return self.is_word[query] & self.is_word[key]
 
 
-def is_mark(token: Token) -> bool:
-    """Whether a token is special or punctuation."""
-    return token.special or all(unicodedata.category(character)[0] in "PZC" for character in token.text)
-
-
 Rule = Callable[[Words, Tensor, Tensor], Tensor]
 
 # From the most telling kind of link down.
@@ -53,7 +48,7 @@ def telling(values: Tensor, keys: Tensor, queries: Tensor, words: Words) -> tupl
     that a link across the text beats a slightly stronger one next door.
 
     Args:
-        values: Weights, (..., L, k).
+        values: Weights, (..., L, k); 0 for links that are not to count.
         keys: Their keys, (..., L, k), -1 where there is none.
         queries: Number of each row's token, (L,).
         words: The words of the text.
@@ -62,7 +57,7 @@ def telling(values: Tensor, keys: Tensor, queries: Tensor, words: Words) -> tupl
         The name of the kind, a key of `KINDS`, and the scores (..., L, k), 0 for links that don't count.
     """
     query = queries[:, None].expand_as(keys)
-    there = keys >= 0
+    there = (keys >= 0) & (values > 0)
     key = keys.clamp(min=0)
     scores = values * torch.log2(2.0 + (query - key).abs())
     counted = {kind: counts(words, query, key) & there for kind, counts in KINDS.items()}

@@ -18,13 +18,15 @@ class Page:
         width: Cells that a line may take.
         glyphs: The signs for magnitudes.
         labels: The tokens as they are printed.
+        by_character: Whether tokens are single characters, so that it says little that one continues a word.
     """
 
     def __init__(self, picture: Picture, width: int, glyphs: Glyphs, encoding: str) -> None:
-        self.picture, self.width, self.glyphs = picture, width, glyphs
+        self.picture, self.width, self.glyphs, self._encoding = picture, width, glyphs, encoding
         self.pieces = [printable(token.text, encoding) for token in picture.tokens]
+        self.by_character = all(len(token.text) == 1 for token in picture.tokens if not token.special)
         self.labels = [
-            f"##{piece}" if token.continues else piece
+            f"##{piece}" if token.continues and not self.by_character else piece
             for piece, token in zip(self.pieces, picture.tokens, strict=True)
         ]
 
@@ -44,6 +46,17 @@ class Page:
     def quoted(self, token: int) -> str:
         """A token in a sentence."""
         return self.named(token, 24, quote='"')
+
+    def spelled(self, text: str) -> str:
+        """What a token of the vocabulary adds to a text, with its spaces."""
+        words = text.strip(" ")
+        before, after = (len(text) - len(part) for part in (text.lstrip(" "), text.rstrip(" ")))
+        shown = (
+            " " * before + printable(words, self._encoding) + " " * after
+            if words
+            else printable(text, self._encoding)
+        )
+        return f'"{shown}"'
 
     def bar(self, weight: float, width: int) -> Text:
         """A bar whose length is proportional to the weight."""

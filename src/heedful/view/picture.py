@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from heedful.models.reading import Token
+from heedful.models.reading import Following, Token
 
 SCHEMA = "heedful.see/1"
 
@@ -24,15 +24,23 @@ class HeadSummary:
     Attributes:
         layer: Layer, counted from 0.
         head: Head, counted from 0.
-        letter: Its class, a key of `heedful.view.summary.LETTERS`.
-        entropy: Mean over the text's tokens of the entropy of the row, as a share of the largest possible: 0 is
-            one token, 1 is all alike.
+        label: Its class on this text, a key of `heedful.heads.CLASSES`.
+        letter: One letter for it.
+        score: The share of its weight that the class goes by; see `heedful.heads.HeadClass`.
+        chance: The same for even weights.
+        support: How many tokens the score is a mean of.
+        entropy: Mean over the text's tokens with a choice of the entropy of the row, as a share of the largest
+            possible: 0 is one token, 1 is all alike.
         places: The mean share of the weight on each of `heedful.view.summary.PLACES`; they sum to 1.
     """
 
     layer: int
     head: int
+    label: str
     letter: str
+    score: float
+    chance: float
+    support: int
     entropy: float
     places: dict[str, float]
 
@@ -89,7 +97,9 @@ class Picture:
         model: Name of the model.
         text: The text.
         causal: Whether a token sees only itself and the tokens before it.
+        sink_set_aside: Whether the first token was taken out of all weights.
         tokens: The text's L tokens.
+        following: What the model expects after the text, likeliest first; empty if it predicts nothing.
         heads: Summaries, `heads[layer][head]`.
         chance: The places' shares if every token looked at all it can see alike.
         choice: The chosen head and token.
@@ -103,7 +113,9 @@ class Picture:
     model: str
     text: str
     causal: bool
+    sink_set_aside: bool
     tokens: tuple[Token, ...]
+    following: tuple[Following, ...]
     heads: tuple[tuple[HeadSummary, ...], ...]
     chance: dict[str, float]
     choice: Choice

@@ -32,7 +32,7 @@ def rows_of_weights(page: Page) -> list[Text]:
         line = _margin(page, row.query, number, label)
         for weight in weights:
             line.append(page.glyphs.shade(weight) * cell, style=shade_of(weight))
-        if words:
+        if words and row.links:
             link = row.links[0]
             line.append(
                 f" {page.glyphs.arrow} {fit(page.labels[link.key], label, page.glyphs.cut)} {link.weight:.2f}"

@@ -14,7 +14,10 @@ MOST_LINES = 8
 def sentence(page: Page) -> list[Text]:
     """The text, and above each token a column as high as the chosen token's weight on it."""
     picture, query = page.picture, page.picture.choice.query
-    laid = lines_of_tokens(picture.tokens, page.pieces, page.width - 2, page.glyphs.cut)
+    pieces = [
+        " " if token.text == " " else piece for token, piece in zip(picture.tokens, page.pieces, strict=True)
+    ]
+    laid = lines_of_tokens(picture.tokens, pieces, page.width - 2, page.glyphs.cut)
     shown = _lines_that_matter(page, [{token for token, _, _ in line} for line in laid])
     lines = [Text.assemble("What ", (page.quoted(query), "bold"), " looks at")]
     skipped = 0

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
+from heedful.heads import CLASSES, NEAR
 from heedful.view.page import Page
 from heedful.view.picture import HeadSummary, Picture
 from heedful.view.rows import rows_of_weights
 from heedful.view.sentence import sentence
-from heedful.view.summary import LETTERS, NEAR
 from heedful.view.text import UNICODE, Glyphs, fit, flow, paragraph
 
 NARROWEST = 40
@@ -20,6 +20,7 @@ COLORS = {
     "T": "magenta",
     "U": "yellow",
     "D": "red",
+    "I": "bright_red",
     "L": "green",
     "S": FAINT,
     "B": FAINT,
@@ -59,6 +60,7 @@ def draw(picture: Picture, width: int = 80, glyphs: Glyphs = UNICODE, encoding: 
         sentence(page),
     ]
     sections += [token_lists(page)] if picture.choice.token_given else [strongest_links(page)]
+    sections += [expected(page)] if picture.following else []
     lines = []
     for section in sections:
         lines += section if not lines or not section else [Text(), *section]
@@ -76,7 +78,11 @@ def title(page: Page) -> list[Text]:
         *(["causal"] if page.picture.causal else []),
         "attention weights",
     ]
-    return flow([Text(page.picture.model, style="bold"), *map(Text, facts)], page.width, gap=3)
+    lines = flow([Text(page.picture.model, style="bold"), *map(Text, facts)], page.width, gap=3)
+    if page.picture.sink_set_aside:
+        told = "The first token is set aside: its weight is shared out among the others."
+        lines += paragraph(Text(told), page.width)
+    return lines
 
 
 def grid(page: Page) -> list[Text]:
@@ -111,21 +117,21 @@ def _color(letter: str) -> str:
 
 def legend(page: Page) -> list[Text]:
     """What the letters that occur and the columns mean."""
-    present = {head.letter for heads in page.picture.heads for head in heads}
+    present = {head.label for heads in page.picture.heads for head in heads}
     low, high = page.glyphs.heights[1], page.glyphs.heights[-1]
     items = [
-        Text(letter, style=f"bold {_color(letter)}").append(f" {meaning}", style="not bold default")
-        for letter, meaning in LETTERS.items()
-        if letter in present
+        Text(letter, style=f"bold {_color(letter)}").append(f" {label}", style="not bold default")
+        for label, (letter, _) in CLASSES.items()
+        if label in present
     ]
     items.append(Text(f"{low} at one token to {high} at all alike"))
-    if any(token.continues for token in page.picture.tokens):
+    if any(token.continues for token in page.picture.tokens) and not page.by_character:
         items.append(Text("## continues a word"))
     return flow(items, page.width)
 
 
 def chosen_head(page: Page) -> list[Text]:
-    """The chosen head in words: where it looks, and why this head."""
+    """The chosen head in words: where it looks, its class, and why this head."""
     choice, head = page.picture.choice, page.picture.summary
     (place, share), *others = sorted(head.places.items(), key=lambda item: -item[1])[:4]
     gives = [f"{share:.2f} of its weight to {PLACE_NAMES[place]}"]
@@ -134,7 +140,24 @@ def chosen_head(page: Page) -> list[Text]:
     line = Text.assemble(
         (f"Layer {choice.layer}, head {choice.head}", "bold"), f" gives {', '.join(gives)}. {entropy}"
     )
-    return paragraph(line, page.width) + paragraph(Text(_reason(page)), page.width)
+    return [
+        part
+        for text in (line, Text(_class(head)), Text(_reason(page)))
+        for part in paragraph(text, page.width)
+    ]
+
+
+def _class(head: HeadSummary) -> str:
+    """The class of a head with what speaks for it."""
+    name = f"On this text its class is {head.letter}, {head.label}"
+    if head.label == "mixed":
+        return f"{name}: nothing that has a class of its own stands out."
+    if head.label == "broad":
+        return f"{name}: {CLASSES[head.label][1]}."
+    tokens = "1 token that has one" if head.support == 1 else f"{head.support} tokens that have one"
+    return (
+        f"{name}: {head.score:.2f} of the weight, {head.chance:.2f} by chance, over the {tokens} to look at."
+    )
 
 
 def _reason(page: Page) -> str:
@@ -180,6 +203,13 @@ def token_lists(page: Page) -> list[Text]:
         Text.assemble("What looks at ", (page.quoted(query), "bold")),
         *_bars(page, seen_by),
     ]
+
+
+def expected(page: Page) -> list[Text]:
+    """What the model expects after the text."""
+    heading = Text(f"What follows the text, as {page.picture.model} expects it")
+    following = [(page.spelled(each.text), each.probability) for each in page.picture.following]
+    return paragraph(heading, page.width) + _bars(page, following)
 
 
 def _bars(page: Page, items: Sequence[tuple[str, float]]) -> list[Text]:

@@ -125,16 +125,17 @@ def lines_of_tokens(
 
     Returns:
         Lines of (token number, column, label). A word is broken only if it does not fit on a line of its own; spaces
-        are where the text has white space, and around special tokens.
+        are where the text has white space, and around special tokens. A label " " is such a space itself.
     """
     lines: list[list[tuple[int, int, str]]] = [[]]
     column = 0
     for word in _words(tokens):
         length = sum(min(cell_len(labels[i]), width) for i in word)
-        if column and column + 1 + length > width:
+        gap = int(column > 0 and labels[word[0] - 1] != " ")
+        if column and column + gap + length > width:
             lines.append([])
-            column = 0
-        column += bool(column)
+            column = gap = 0
+        column += gap
         for i in word:
             label = fit(labels[i], min(cell_len(labels[i]), width), cut)
             if column + cell_len(label) > width:
@@ -149,8 +150,14 @@ def _words(tokens: Sequence[Token]) -> list[list[int]]:
     """Numbers of the tokens that stand without white space between them."""
     words: list[list[int]] = []
     for i, token in enumerate(tokens):
-        before = tokens[i - 1] if i else None
-        if before is None or token.special or before.special or token.start > before.stop:
+        if i == 0 or _apart(tokens[i - 1], token):
             words.append([])
         words[-1].append(i)
     return words
+
+
+def _apart(before: Token, token: Token) -> bool:
+    """Whether white space stands between two tokens, or at the end of the first or the start of the second."""
+    if token.special or before.special or token.start > before.stop or before.text.isspace():
+        return True
+    return token.text[:1].isspace() and not token.text.isspace()
