@@ -67,7 +67,7 @@ def decode(mha, x, cache, chunks, mask=None):
 
 
 def check_decoding(mha, cache, chunks):
-    """R096: positions were off by one, or counted from the rows that were kept after older ones were dropped."""
+    """flash-linear-attention#766: positions were off by one, or counted from the rows that were kept."""
     x = torch.randn(B, L, E, dtype=torch.float64)
     whole = mha(x, mask=allowed(cache)).output
     torch.testing.assert_close(decode(mha, x, cache, chunks), whole)
@@ -144,7 +144,7 @@ def test_unequal_lengths_in_chunks_and_equal_again():
 
 @pytest.mark.parametrize("position", ["none", "rotary", "alibi", "relative"])
 def test_left_padding_with_relative_positions(position):
-    """R097: with padding on the left, real tokens gave other results than alone."""
+    """nnsight PR#673: with padding on the left, real tokens gave other results than alone."""
     mha, cache = module(POSITIONS[position]()), KVCache()
     x = torch.randn(B, 5, E, dtype=torch.float64)
     real = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]).bool()
@@ -155,7 +155,7 @@ def test_left_padding_with_relative_positions(position):
 
 
 def test_slots_not_yet_written_are_not_seen():
-    """R111: a preallocated cache let its empty slots be attended to. Eight slots, three written."""
+    """transformers PR#30414: a preallocated cache let its empty slots be attended to. Eight slots, three written."""
     mha, x = module(), torch.randn(B, 3, E, dtype=torch.float64)
     static, growing = KVCache(max_length=8), KVCache()
     output, weights = mha(x, cache=static)
@@ -168,7 +168,7 @@ def test_slots_not_yet_written_are_not_seen():
 
 
 def test_evicted_tokens_still_count():
-    """R096: a window of 3 after five tokens; the sixth is at position 5 and sees itself and two before."""
+    """flash-linear-attention#766: window 3, five tokens before: the sixth stands at 5, and sees two more."""
     mha, cache = module(Rotary()), KVCache(window=3)
     x = torch.randn(B, 6, E, dtype=torch.float64)
     mha(x[:, :5], mask=masks.causal(), cache=cache)

@@ -188,13 +188,13 @@ def test_the_posts_code_works_with_only_the_import_changed(mask):
 
 
 def test_weights_come_per_head():
-    """R072: per-head weights were averaged or None, depending on the route."""
+    """pytorch#34537: per-head weights were averaged or None, depending on the route."""
     x = torch.randn(4, 3, 10)
     assert MultiHeadAttention(10, 2)(x).weights.full().shape == (4, 2, 3, 3)
 
 
 def test_weights_are_not_built_unless_asked():
-    """R073: returning weights that nobody read cost nine kernels instead of three."""
+    """RT-DETR#678: returning weights that nobody read cost nine kernels instead of three."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
@@ -214,14 +214,14 @@ def test_weights_are_not_built_unless_asked():
 
 
 def test_value_width_may_differ_from_key_width():
-    """R074: a vdim of its own was mishandled."""
+    """pytorch#41070: a vdim of its own was mishandled."""
     mha = MultiHeadAttention(8, 2, kdim=6, vdim=4)
     output, _ = mha(torch.randn(B, L, 8), torch.randn(B, S, 6), torch.randn(B, S, 4))
     assert output.shape == (B, L, 8)
 
 
 def test_items_of_a_batch_do_not_see_each_other():
-    """R075: batch first done by a view swapped batch and sequence."""
+    """pytorch#67651: batch first done by a view swapped batch and sequence."""
     mha = MultiHeadAttention(4, 2)
     x = torch.randn(2, 3, 4)
     changed = torch.cat([x[:1] + 1, x[1:]])
@@ -230,7 +230,7 @@ def test_items_of_a_batch_do_not_see_each_other():
 
 
 def test_output_projection_is_called():
-    """R080: its weight was used without calling it, so adapters and hooks on it did nothing."""
+    """LoRA-Torch#3: its weight was used without calling it, so adapters and hooks on it did nothing."""
 
     class Doubled(nn.Module):
         def __init__(self, inner):
@@ -253,7 +253,7 @@ def test_output_projection_is_called():
 
 
 def test_hooks_on_the_module_run_in_eval_too():
-    """R061: a fast path skipped forward hooks in eval mode without gradients."""
+    """pytorch#128413: a fast path skipped forward hooks in eval mode without gradients."""
     mha, calls = MultiHeadAttention(8, 2).eval(), []
     mha.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
@@ -262,7 +262,7 @@ def test_hooks_on_the_module_run_in_eval_too():
 
 
 def test_dropout_is_off_in_eval():
-    """R081: attention as a function has no mode, so dropout stayed on."""
+    """pytorch#124464: attention as a function has no mode, so dropout stayed on."""
     mha, x = MultiHeadAttention(8, 2, dropout=0.5), torch.randn(B, 30, 8)
     trained = [mha(x) for _ in range(2)]
     assert not torch.equal(trained[0].output, trained[1].output)
@@ -272,7 +272,7 @@ def test_dropout_is_off_in_eval():
 
 
 def test_each_input_projection_has_its_own_xavier_bound():
-    """R082: a packed (3E, E) matrix drawn as one made the bound smaller by the square root of 2."""
+    """pytorch#166378: a packed (3E, E) matrix drawn as one made the bound smaller by the square root of 2."""
     mha = MultiHeadAttention(64, 4, kdim=32)
     for projection, (fan_in, fan_out) in {
         mha.q_proj: (64, 64),
@@ -287,7 +287,7 @@ def test_each_input_projection_has_its_own_xavier_bound():
 
 
 def test_scores_are_divided_by_the_root_of_the_head_size():
-    """R083: the model size, or nothing, was used instead. E = 8, H = 2: divide by 2."""
+    """vit-pytorch#65: the model size, or nothing, was used instead. E = 8, H = 2: divide by 2."""
     mha = MultiHeadAttention(8, 2, bias=False)
     for projection in (mha.q_proj, mha.k_proj):
         nn.init.eye_(projection.weight)
@@ -297,7 +297,7 @@ def test_scores_are_divided_by_the_root_of_the_head_size():
 
 
 def test_rows_sum_to_one_over_the_keys():
-    """R085: softmax over the wrong axis; R086: a mask after the softmax."""
+    """PyTorch-NLP#2: softmax over the wrong axis; pytorch-image-models PR#2236: a mask after the softmax."""
     mha = MultiHeadAttention(8, 2)
     _, weights = mha(torch.randn(1, 2, 8), torch.randn(1, 3, 8), mask=torch.tensor([[[True, False, True]]]))
     torch.testing.assert_close(weights.full().sum(-1), torch.ones(1, 2, 2))
@@ -305,7 +305,7 @@ def test_rows_sum_to_one_over_the_keys():
 
 
 def test_a_row_without_keys_gives_the_output_bias_and_finite_gradients():
-    """R037: one row without a key made every gradient of the input projections NaN."""
+    """pytorch#41508: one row without a key made every gradient of the input projections NaN."""
     mha = randomized(MultiHeadAttention(4, 2))
     keep = torch.ones(B, 3, 3, dtype=torch.bool)
     keep[1, 2] = False
@@ -318,7 +318,7 @@ def test_a_row_without_keys_gives_the_output_bias_and_finite_gradients():
 
 @pytest.mark.parametrize("train", [True, False])
 def test_a_column_of_padding_keeps_the_shape(train):
-    """R059: in eval the output was cut or zero-filled where a whole column was padding. R060: modes differed."""
+    """pytorch#86120, #107084: in eval the output was cut or zero-filled where a whole column was padding."""
     mha = MultiHeadAttention(8, 2).train(train)
     x = torch.randn(2, 4, 8)
     keep = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])

@@ -74,7 +74,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("mask", "error", "message"), MESSAGES)
 def test_masks_that_could_mean_two_things_are_refused(mask, error, message):
-    """R055, R065: a float mask was added as a bias; (B, L, S) was aligned to the head axis."""
+    """pytorch#21518, pytorch#120810: a float mask was added as a bias; (B, L, S) was aligned to the head axis."""
     x = torch.zeros(3, 3, E)
     with pytest.raises(error) as caught:
         MultiHeadAttention(E, H)(x, mask=mask)

@@ -67,7 +67,7 @@ def renamed(state_dict):
     ],
 )
 def test_rotary_layers(model, rope, qk_norm, bias):
-    """Grouped heads share neighbors (R102), norms come before the turn, angles follow the model's rule."""
+    """Grouped heads share neighbors (onnx PR#7274), norms come before the turn, angles follow the model's rule."""
     theirs, turn, config = rotary_layer(model, rope_parameters=rope)
     position = Rotary.from_parameters(config.rope_parameters, 8, max_length=config.max_position_embeddings)
     ours = MultiHeadAttention(E, 6, num_kv_heads=2, head_dim=8, position=position, qk_norm=qk_norm, bias=bias)

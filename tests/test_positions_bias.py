@@ -39,7 +39,7 @@ def test_alibi_slopes_are_those_of_bloom(num_heads):
 
 
 def test_alibi_favors_near_keys():
-    """R094: with the sign reversed, farther keys were favored."""
+    """attention-gym PR#86: with the sign reversed, farther keys were favored."""
     bias = Alibi(2).bias(rows_of(slice(0, 3), num_heads=2), range(3))
     slopes = torch.tensor([2.0**-4, 2.0**-8])
     distance = torch.tensor([[0.0, 1, 2], [1, 0, 1], [2, 1, 0]])

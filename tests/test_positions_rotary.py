@@ -66,7 +66,7 @@ def test_scores_depend_on_distance_only():
 
 
 def test_layouts_agree_after_a_permutation_and_on_the_first_token():
-    """R091: weights of one layout gave a right first token in the other, then garbage."""
+    """transformers#25199: weights of one layout gave a right first token in the other, then garbage."""
     x = torch.randn(2, 3, 2, 4)
     order = torch.tensor([0, 2, 1, 3])
     half, interleaved = Rotary(), Rotary(layout="interleaved")
@@ -78,7 +78,7 @@ def test_layouts_agree_after_a_permutation_and_on_the_first_token():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_angles_are_float32_whatever_the_dtype(dtype):
-    """R092: angles in half precision were off by 0.78 in the cosine at position 1857 and by half a turn at 4096."""
+    """gpt-neox#1003: in half precision a cosine was off by 0.78 at position 1857, an angle by half a turn at 4096."""
     x = torch.randn(1, 2, 3, 32).to(dtype)
     for start in (256, 1857, 4096):
         expected = by_definition(x, torch.arange(start, start + 3), pairs_of("half", 32))
@@ -265,7 +265,7 @@ def test_partial_factor_of_a_configuration():
 
 
 def test_explicit_factor_wins_over_the_ratio_of_lengths():
-    """R098: an explicit factor was ignored in favor of max_position_embeddings / original."""
+    """transformers#38224: an explicit factor was ignored in favor of max_position_embeddings / original."""
     given = {"rope_type": "yarn", "original_max_position_embeddings": 64}
     assert Rotary.from_parameters(given, 64, max_length=512).scaling == YarnScaling(8.0, 64)
     assert Rotary.from_parameters({**given, "factor": 4.0}, 64, max_length=512).scaling == YarnScaling(
@@ -274,7 +274,7 @@ def test_explicit_factor_wins_over_the_ratio_of_lengths():
 
 
 def test_length_comes_from_positions_and_each_item_has_its_own():
-    """R098: the length was once read from the head axis, and positions were doubled."""
+    """transformers#25104: the length was once read from the head axis, and positions were doubled."""
     rotary = Rotary(scaling=DynamicNTKScaling(2.0, 4))
     x = torch.randn(2, 7, 3, 6)
     ids = torch.tensor([[0, 1, 2], [7, 8, 9]])

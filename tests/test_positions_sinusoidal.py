@@ -36,7 +36,7 @@ def the_posts(seq_len: int, embed_dim: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("embed_dim", [1, 2, 3, 4, 5, 29, 512])
 def test_encoding_is_the_posts_for_odd_and_even_sizes(embed_dim):
-    """R090: an odd size crashed where there was one more sine than cosine; the last cosine is dropped."""
+    """BERT-pytorch#78: an odd size crashed where there was one more sine than cosine; the last cosine is dropped."""
     encoding = positional_encoding(100, embed_dim)
     assert encoding.dtype == torch.float32
     torch.testing.assert_close(encoding, the_posts(100, embed_dim), rtol=0, atol=2e-5)
@@ -52,7 +52,7 @@ def test_second_position_is_not_what_the_post_prints():
 
 
 def test_columns_of_a_pair_share_a_frequency():
-    """R100: with one exponent per column, sine and cosine of a pair had different frequencies."""
+    """DeepCTR#379: with one exponent per column, sine and cosine of a pair had different frequencies."""
     encoding = positional_encoding(50, 4, dtype=torch.float64)
     ones = encoding[:, 0::2] ** 2 + encoding[:, 1::2] ** 2
     torch.testing.assert_close(ones, torch.ones(50, 2, dtype=torch.float64))
@@ -60,7 +60,7 @@ def test_columns_of_a_pair_share_a_frequency():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_far_positions_are_exact_in_every_dtype(dtype):
-    """R092: angles in half precision were off by whole turns, and bfloat16 could not tell 257 from 256."""
+    """gpt-neox#1003: angles in half precision were off by whole turns, and bfloat16 could not tell 257 from 256."""
     encoding = positional_encoding(3, 32, offset=100_000, dtype=dtype)
     expected = by_definition([100_000, 100_001, 100_002], 32)
     assert encoding.dtype == dtype
@@ -85,7 +85,7 @@ def test_encoding_on_meta_has_a_shape():
 
 
 def test_module_adds_rows_not_columns_and_the_same_for_every_item():
-    """R099: a table indexed by the wrong axis added one row, or the batch index, to all positions."""
+    """DiffPoseTalk#20: a table indexed by the wrong axis added one row, or the batch index, to all positions."""
     x = torch.randn(2, 3, 5)
     expected = x + the_posts(3, 5)
     torch.testing.assert_close(Sinusoidal()(x), expected)
@@ -104,7 +104,7 @@ def test_module_starts_where_it_is_told(start):
 
 
 def test_left_padded_tokens_count_from_their_first_real_token():
-    """R097: with left padding, real tokens must stand at 0, 1, ..., as they would alone."""
+    """nnsight PR#673: with left padding, real tokens must stand at 0, 1, ..., as they would alone."""
     x = torch.randn(2, 4, 6)
     padded = Sinusoidal().embed(x, torch.tensor([0, -2]))
     alone = Sinusoidal().embed(x[1:, 2:])
@@ -215,7 +215,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("call", "error", "message"), MESSAGES)
 def test_bad_input_says_what_to_do(call, error, message):
-    """R101: an index beyond the table, or a negative one, is an error and is never clamped."""
+    """pytorch-seq2seq#89: an index beyond the table, or a negative one, is an error and is never clamped."""
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message

@@ -1,13 +1,78 @@
-"""Public reports of mistakes in attention modules: each row that names an input, with the value that is right."""
+"""Public reports of mistakes in attention modules: each that names an input is a test, with the value that is right.
+
+Tests that stand with their subject are listed under ELSEWHERE; what has no test here has its reason under WITHOUT_TEST.
+"""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import heedful
 from cases import attend, every_backend
-from heedful import masks
+from heedful import MultiHeadAttention, masks
+
+# By file: the test, and the reports that it shows.
+ELSEWHERE = {
+    "test_nn_attention.py": {
+        "test_a_column_of_padding_keeps_the_shape": "pytorch#86120, #107084: a column of padding, in training and eval",
+        "test_hooks_on_the_module_run_in_eval_too": "pytorch#128413: hooks skipped",
+        "test_weights_come_per_head": "pytorch#34537: weights per head",
+        "test_weights_are_not_built_unless_asked": "RT-DETR#678: weights nobody reads",
+        "test_items_of_a_batch_do_not_see_each_other": "pytorch#67651: batch first",
+        "test_output_projection_is_called": "LoRA-Torch#3, peft#761: adapters",
+        "test_dropout_is_off_in_eval": "pytorch#124464: dropout in eval",
+        "test_each_input_projection_has_its_own_xavier_bound": "pytorch#166378: packed init",
+        "test_rows_sum_to_one_over_the_keys": "PyTorch-NLP#2, pytorch-image-models PR#2236: axis, mask after softmax",
+    },
+    "huggingface/test_bridge.py": {
+        "test_causality_where_there_is_no_mask": "transformers PR#45811: no mask function",
+    },
+    "test_nn_convert.py": {
+        "test_from_torch_computes_the_same": "pytorch#41070: a vdim of its own",
+    },
+    "compiled/test_compile.py": {
+        "test_the_module_forward_and_backward": "pytorch#177013, #94434: one graph",
+    },
+    "compiled/test_export.py": {
+        "test_an_exported_program_is_saved_and_runs_for_other_lengths": "pytorch#121109: export",
+    },
+    "contract/test_derivatives.py": {
+        "test_second_derivative_of_the_output": "pytorch#116350: second derivative",
+        "test_vmap_equals_a_loop": "pytorch#102457, mlx#3383: vmap",
+    },
+    "test_positions_sinusoidal.py": {
+        "test_encoding_is_the_posts_for_odd_and_even_sizes": "BERT-pytorch#78: odd width",
+        "test_module_adds_rows_not_columns_and_the_same_for_every_item": "DiffPoseTalk#20: the wrong axis",
+        "test_columns_of_a_pair_share_a_frequency": "DeepCTR#379: frequency per column",
+        "test_bad_input_says_what_to_do": "pytorch-seq2seq#89: past the table",
+    },
+    "test_positions_rotary.py": {
+        "test_layouts_agree_after_a_permutation_and_on_the_first_token": "transformers#25199: rotary layouts",
+        "test_angles_are_float32_whatever_the_dtype": "gpt-neox#1003, transformers PR#29285: angles in half precision",
+        "test_explicit_factor_wins_over_the_ratio_of_lengths": "transformers#38224: the explicit factor",
+        "test_length_comes_from_positions_and_each_item_has_its_own": "transformers#25104: the length",
+    },
+    "test_positions_bias.py": {
+        "test_alibi_favors_near_keys": "attention-gym PR#86: the sign of ALiBi",
+    },
+    "test_cache.py": {
+        "test_evicted_tokens_still_count": "flash-linear-attention#766: offsets with a cache",
+        "test_left_padding_with_relative_positions": "nnsight PR#673, transformers#29419: left padding",
+        "test_slots_not_yet_written_are_not_seen": "transformers PR#30414: empty slots",
+    },
+    "contract/test_memory.py": {
+        "test_grouped_heads_are_not_repeated": "ComfyUI PR#15135, pytorch PR#181528: grouped heads repeated",
+    },
+}
+WITHOUT_TEST = {
+    "pytorch#118025: weights that ignore the mask": "gives no input, and the weights of every mask are compared anyway",
+    "pytorch#96103: a warning for masks of equivalent types": "heedful takes one kind of mask and warns of nothing",
+    "FlyDSL PR#1020 in fp8": "there is no fp8 here; the same in float32 is a test",
+    "exllamav3#259, sglang PR#22711: YaRN's magnitude": "the two disagree; heedful does as transformers does",
+}
 
 
 @every_backend
@@ -237,3 +302,83 @@ def test_a_mask_of_another_length_is_refused() -> None:
     x = torch.randn(1, 1, 200, 4)
     with pytest.raises(ValueError, match="documents names 256 keys, the call has 200"):
         heedful.scaled_dot_product_attention(x, x, x, masks.documents(torch.zeros(256, dtype=torch.int64)))
+
+
+@every_backend
+def test_a_bool_row_without_a_key_is_0(backend: str) -> None:
+    """pytorch#103749: q (1, 1, 2, 4), the second row all False."""
+    x = torch.randn(1, 1, 2, 4)
+    output, weights = attend(x, x, x, torch.tensor([[True, True], [False, False]]), backend=backend)
+    torch.testing.assert_close(weights.sum(-1), torch.tensor([[[1.0, 0.0]]]))
+    assert not output[0, 0, 1].any()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_blocked_first_row_is_0_with_dropout_and_whoever_asks(training: bool) -> None:
+    """pytorch#152028: q (2, 3, 8), k = v (2, 4, 8), dropout 0.5: NaN with weights, fine without."""
+    module = nn.MultiheadAttention(8, 2, bias=False, dropout=0.5, batch_first=True)
+    ours = MultiHeadAttention.from_torch(module.train(training))
+    query, key = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    keep = torch.ones(3, 4, dtype=torch.bool)
+    keep[0] = False
+    output, weights = ours(query, key, mask=keep)
+    assert weights.full().isfinite().all()
+    assert not output[:, 0].any()
+    assert output[:, 1:].isfinite().all()
+
+
+def test_one_mask_in_both_polarities() -> None:
+    """x-transformers#160, pytorch PR#170415: True keeps in one function and hides in another."""
+    x, keep = torch.randn(2, 2, 2, 4), torch.tensor([[True, False], [True, True]])
+    kept, hidden = (
+        heedful.scaled_dot_product_attention(x, x, x, m).weights for m in (keep, masks.from_torch(~keep))
+    )
+    assert torch.equal(kept.full(), hidden.full())
+    assert not kept[..., 0, 1].any()
+
+
+def test_causal_is_an_order_whether_or_not_weights_are_asked() -> None:
+    """pytorch#99282: MHA(4, 1), L = 3: the causal flag was ignored when weights were asked for."""
+    module, x = MultiHeadAttention(4, 1), torch.randn(2, 3, 4)
+    by_rule, explicit = module(x, mask=masks.causal()), module(x, mask=torch.ones(3, 3).tril().bool())
+    assert not by_rule.weights.full().triu(1).any()
+    torch.testing.assert_close(by_rule.output, explicit.output)
+    assert torch.equal(by_rule.output, module(x, mask=masks.causal(), reduce=heedful.Entropy()).output)
+
+
+def test_a_finite_float_mask_is_a_bias_in_training_and_in_eval() -> None:
+    """pytorch#118628, #97605: the fast path made it bool; one of three dimensions failed in eval."""
+    torchs = nn.MultiheadAttention(8, 2, batch_first=True)
+    ours, x, bias = MultiHeadAttention.from_torch(torchs), torch.randn(3, 4, 8), torch.randn(3 * 2, 4, 4)
+    expected, _ = torchs(x, x, x, attn_mask=bias)
+    for training in (True, False):
+        with torch.set_grad_enabled(training):
+            output, _ = ours.train(training)(x, attn_bias=bias.unflatten(0, (3, 2)))
+        torch.testing.assert_close(output, expected)
+
+
+def test_a_float_padding_mask_hides() -> None:
+    """pytorch#92554, #95702: [0, -inf] was taken for a mask to fill and ignored."""
+    x = torch.randn(1, 2, 2, 4)
+    for given in (
+        {"mask": masks.from_torch(key_padding_mask=torch.tensor([[0.0, -torch.inf]]))},
+        {"attn_bias": torch.tensor([0.0, -torch.inf]).view(1, 1, 1, 2)},
+    ):
+        _, weights = heedful.scaled_dot_product_attention(x, x, x, **given)
+        assert torch.equal(weights.full(), torch.tensor([1.0, 0.0]).expand(1, 2, 2, 2))
+
+
+@every_backend
+def test_five_dimensions_are_four(backend: str) -> None:
+    """pytorch#133458: five dimensions took the slow route, and gave other numbers."""
+    x = torch.randn(2, 3, 2, 5, 4)
+    output, weights = attend(x, x, x, masks.causal(), backend=backend)
+    four, _ = attend(x.flatten(0, 1), x.flatten(0, 1), x.flatten(0, 1), masks.causal(), backend=backend)
+    assert torch.equal(output.flatten(0, 1), four)
+    assert weights.entropy().shape == (2, 3, 2, 5)
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+def test_a_report_is_tested_elsewhere(path: str) -> None:
+    text = (Path(__file__).parent / path).read_text()
+    assert [name for name in ELSEWHERE[path] if f"\ndef {name}(" not in text] == []

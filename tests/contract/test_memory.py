@@ -90,6 +90,20 @@ def test_a_question_and_its_gradient_build_no_matrix(backend: str, question: str
     assert watcher.largest < LIMIT, f"{watcher.name} made {watcher.largest} numbers, the matrix has {L * S}"
 
 
+@pytest.mark.parametrize("backend", ORDER)
+def test_grouped_heads_are_not_repeated(backend: str) -> None:
+    """ComfyUI PR#15135: grouped heads with a mask wanted 45 GiB. Here keys and values are read where they are."""
+    query = torch.randn(1, 8, 4, 16)
+    key, value = torch.randn(1, 2, 2048, 16), torch.randn(1, 2, 2048, 16)
+    with Watcher() as watcher:
+        _, weights = scaled_dot_product_attention(
+            query, key, value, masks.lengths(torch.tensor([2000])), backend=backend
+        )
+        weights.topk(8)
+    repeated = 8 * 2048 * 16
+    assert watcher.largest < repeated // 2, f"{watcher.name} made {watcher.largest} numbers"
+
+
 def test_the_watcher_sees_a_matrix() -> None:
     query, key, value = tensors()
     with Watcher() as watcher:
