@@ -211,10 +211,15 @@ def test_a_run_is_seen_by_its_folder(tmp_path):
 def test_a_run_that_is_damaged_says_so_without_a_traceback(tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(CATALOGUE["tiny"].checked_files()[0].parent, folder)
-    (folder / "best.safetensors").write_bytes(b"half a file")
-    result = heedful("see", "She said", "--model", str(folder))
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"{folder / 'best.safetensors'} is damaged, or no safetensors file:")
+    for name, content, message in (
+        ("config.json", '{"recipe": {"color": "red"}}', "holds no recipe that this version knows: "),
+        ("tokenizer.json", "{}", "cannot be read: "),
+        ("best.safetensors", "half a file", "is damaged, or no safetensors file: "),
+    ):
+        (folder / name).write_text(content)
+        result = heedful("see", "She said", "--model", str(folder))
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"{folder / name} {message}")
 
 
 def test_models_lists_each_model_and_how_to_get_it(monkeypatch):

@@ -69,6 +69,8 @@ def _run(path: Path) -> Reader:
         return reader(path)
     except RunProblem as problem:
         raise ModelUnreadable(str(problem)) from None
+    except Exception as error:  # tokenizers raises plain ones
+        raise ModelUnreadable(f"{path / 'tokenizer.json'} cannot be read: {error}.") from None
 
 
 def _is_downloaded(name: str) -> bool:

@@ -15,8 +15,6 @@ from heedful.watching import AttentionNotSeen, watch
 
 # Files that a tokenizer comes in.
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model")
-# What a model says that cannot be loaded or run: from transformers, safetensors, tokenizers and PyTorch.
-FAILURES = (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, ImportError)
 
 
 def load(source: str, name: str) -> Reader:
@@ -46,7 +44,9 @@ def load(source: str, name: str) -> Reader:
         raise ModelNotInstalled(
             f"{source} is a model for transformers. Install that with:\n  pip install 'heedful[huggingface]'"
         ) from None
-    except FAILURES as error:
+    except (
+        Exception
+    ) as error:  # of transformers, safetensors, tokenizers or PyTorch, which raise plain ones too
         raise ModelUnreadable(_said(f"{source} cannot be loaded", error)) from None
     if model.main_input_name != "input_ids":
         raise ModelUnreadable(f"{source} reads {model.main_input_name}, not a text: {type(model).__name__}.")
@@ -109,7 +109,7 @@ class Watched(nn.Module):
             try:
                 with watch(self.model) as seen:
                     output = self.model(input_ids=ids, **self.options)
-            except FAILURES as error:
+            except Exception as error:  # whatever the model's own code raises
                 if seen is None or not seen.missed:
                     raise ModelUnreadable(_said(f"{self.kind} cannot read a text", error)) from None
         if seen.missed:
