@@ -1,7 +1,7 @@
 """The catalogue's mistakes once more, written the way people write attention: one function with einsum.
 
-`make("scale-missing", "mask-added")` gives an attention that makes both mistakes. Nothing here comes from
-`heedful.checking`.
+`make("scale-missing", "mask-added")` gives an attention that makes both mistakes. With "blocked-finite", which is
+none, blocked scores become -1e9 instead of minus infinity. Nothing here comes from `heedful.checking`.
 """
 
 import math
@@ -119,7 +119,7 @@ def masked(wrong: set[str], scores: Tensor, keep: Tensor) -> Tensor:
         return scores + (1.0 - keep.float()) * -math.inf
     if "mask-tiled" in wrong:
         keep = torch.cat([keep[:, 0]] * heads).reshape(batch, heads, *keep.shape[2:])
-    return torch.where(keep, scores, torch.tensor(-math.inf))
+    return torch.where(keep, scores, torch.tensor(-1e9 if "blocked-finite" in wrong else -math.inf))
 
 
 def normalized(wrong: set[str], scores: Tensor) -> Tensor:

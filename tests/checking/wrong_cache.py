@@ -7,6 +7,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from wrong_attention import normalized, scale
 
 
 def turned(x: Tensor, positions: Tensor) -> Tensor:
@@ -35,15 +36,17 @@ class Base(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
         new, total = q.size(2), k.size(2)
-        scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.size(-1))
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale(set(self.wrong), q, k, v)
         row, column = torch.arange(new).unsqueeze(1), torch.arange(total).unsqueeze(0)
         ahead = column > row + (total - new)
         if "cache-causal-start" in self.wrong:
             ahead = column > row
         if "cache-chunk-sees-ahead" in self.wrong and before:
             ahead = torch.zeros_like(ahead)
-        scores = scores.masked_fill(ahead, -math.inf)
-        mixed = torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v)
+        weights = normalized(set(self.wrong), scores.masked_fill(ahead, -math.inf))
+        if "scale-after-softmax" in self.wrong:
+            weights = weights / q.size(-1) ** 0.5
+        mixed = torch.einsum("bhij,bhjd->bhid", weights, v)
         return self.wo(mixed.permute(0, 2, 1, 3).flatten(2))
 
     def place(self, before: int, new: int) -> Tensor:

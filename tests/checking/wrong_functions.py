@@ -25,6 +25,20 @@ def softmax_low_precision(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
 
 
+def softmax_half_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Online softmax, block by block, with everything in the dtype of the inputs."""
+    top = torch.full_like(q[..., :1], -math.inf)
+    total, mixed = torch.zeros_like(top), torch.zeros(*q.shape[:3], v.size(3), dtype=q.dtype)
+    for start in range(0, k.size(2), 16):
+        scores = torch.einsum("bhid,bhjd->bhij", q, k[:, :, start : start + 16]) / q.size(3) ** 0.5
+        higher = torch.maximum(top, scores.amax(3, keepdim=True))
+        e, shrink = torch.exp(scores - higher), torch.exp(top - higher)
+        total = total * shrink + e.sum(3, keepdim=True)
+        mixed = mixed * shrink + torch.einsum("bhij,bhjd->bhid", e, v[:, :, start : start + 16])
+        top = higher
+    return mixed / total
+
+
 def mask_inverted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attend. mask: boolean, True for pairs that may attend."""
     return dense(q, k, v, None if mask is None else ~mask)

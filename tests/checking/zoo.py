@@ -72,6 +72,7 @@ MODULE = [
 FUNCTIONS = [
     "softmax-overflow",
     "softmax-low-precision",
+    "softmax-half-sums",
     "mask-inverted",
     "mask-on-heads",
     "padding-ignored",

@@ -28,7 +28,9 @@ def check(
             rotary function, a mask builder, or a block with a key/value cache. Or a string, `"FILE.py:NAME"` or
             `"package.module:NAME"`, which is run in a child process; objects are run in this one.
         kind: "attention", "positions", "rotary", "mask" or "cache", where guessing from names fails.
-        layout: "bhld", "blhd", "bld", "ld" or "ble" (batch, heads, length, size; e for heads times size).
+        layout: "bhld", "blhd", "bld", "ld" or "ble" (batch, heads, length, size; e for heads times size). Where query,
+            key and value come in one tensor: "bl3hd", "3bhld" and the like, or "bl-3hd" with all that follows the dash
+            in one axis; "bl2hd" for key and value in one.
         heads: Number of heads of a module that doesn't say.
         settings: Values for other parameters, by name.
         timeout: Seconds until a child process is ended.
@@ -37,18 +39,22 @@ def check(
     Returns:
         A `Diagnosis`: verdict, mistakes, hazards and conventions. It prints as a report.
 
+    Raises:
+        ValueError: There is no such kind or layout.
+
     Cost:
         A second or two; up to ten when nothing known fits. Memory of a few megabytes beyond torch's own.
     """
-    options = {"kind": kind, "layout": layout, "heads": heads, "settings": dict(settings or {})}
+    from heedful.checking.options import Options
+
+    options = Options(kind, layout, heads, dict(settings or {}))
     if isinstance(target, str):
         from heedful.checking.isolation import check_apart
 
         return check_apart(target, options, timeout, progress)
     from heedful.checking.engine import examine
-    from heedful.checking.functions import Options
 
-    return examine(target, Options(**options), progress=progress)
+    return examine(target, options, progress=progress)
 
 
 def assert_attention(target: Any, *, strict: bool = False, **options: Any) -> Diagnosis:

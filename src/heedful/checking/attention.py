@@ -15,11 +15,12 @@ from heedful.checking.conclusion import conclude
 from heedful.checking.decoding import cache_step, has_cache
 from heedful.checking.exam import ALL, Exam
 from heedful.checking.examination import Record, searched
-from heedful.checking.functions import Options, fitted
+from heedful.checking.functions import fitted
 from heedful.checking.gradients import gradients
 from heedful.checking.hazards import hazards
 from heedful.checking.manners import manners
 from heedful.checking.mask_steps import mask_step
+from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.projections import find
 from heedful.checking.properties import describe
@@ -46,7 +47,7 @@ def examine(target: Any, name: str, options: Options, progress: Progress) -> Rec
     if not ways:
         return record
     exams = [
-        [start(record, caller, fitted(shape, caller.layout), claims, progress) for caller in callers]
+        [start(record, caller, fitted(shape, caller), claims, progress) for caller in callers]
         for shape, callers in ways.items()
     ]
     exam = explain_plain(exams, always_on())
@@ -72,7 +73,7 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
         return examine(functions.forward_function(built), name, options, progress)
     module = modules.module_of(built, found, options)
     claims = read(target, dict(module.names))
-    ways = stilled(record, modules.accepted(module, options), lambda shape, layout: shape)
+    ways = stilled(record, modules.accepted(module, options), lambda shape, caller: shape)
     if not ways:
         return record
     view = module.view
@@ -100,11 +101,10 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
     return record
 
 
-def stilled(record: Record, ways: Ways, fit: Callable[[Shape, str], Shape]) -> dict[Shape, list[Any]]:
+def stilled(record: Record, ways: Ways, fit: Callable[[Shape, Any], Shape]) -> dict[Shape, list[Any]]:
     """The ways to call the target, without randomness; none when it can't be taken out."""
     noises = {
-        shape: [still(caller, fit(shape, caller.layout)) for caller in callers]
-        for shape, callers in ways.items()
+        shape: [still(caller, fit(shape, caller)) for caller in callers] for shape, callers in ways.items()
     }
     report_noise(record, [n for found in noises.values() for n in found])
     calm = {shape: [n.caller for n in found if n.caller is not None] for shape, found in noises.items()}
@@ -113,7 +113,7 @@ def stilled(record: Record, ways: Ways, fit: Callable[[Shape, str], Shape]) -> d
 
 def start(record: Record, caller: Any, size: Shape, claims: Claims, progress: Progress) -> Exam:
     """The examination that starts with one way to call the target."""
-    exam = Exam(record, caller, size, claims, progress=progress)
+    exam = Exam(record, caller, size, claims, most=caller.most, progress=progress)
     exam.evidence.append(exam.look(caller.base(size)))
     return exam
 
@@ -139,7 +139,7 @@ def simplest(
 ) -> Exam | None:
     """The first of these examinations that some hypothesis with so many mistakes explains."""
     for count in counts:
-        for exam in exams:
+        for exam in (e for e in exams if count <= e.caller.most):
             exam.tolerance = tolerance
             begin = [Hypothesis(r) for r in ordered(exam, readings)]
             families = (*ALL, "cache") if has_cache(exam.caller) else ALL
@@ -153,7 +153,7 @@ def simplest(
 def more_general(exam: Exam, others: Sequence[Exam], tolerance: float) -> Exam:
     """Carry an explanation found on special sizes over to general ones, with one more mistake if need be."""
     for other in others:
-        if other is exam or other.caller.layout != exam.caller.layout:
+        if other is exam or other.caller.arrangement != exam.caller.arrangement:
             continue
         found = extend(exam.hypotheses, other.evidence, searched(ALL), counts=[0, 1], tolerance=tolerance)
         if found:
@@ -208,7 +208,7 @@ def finish(exam: Exam, ways: Ways) -> None:
 def judge_lengths(exam: Exam, ways: Ways) -> None:
     """A function of query and key that only works for equal lengths is wrong, unless it is causal by itself."""
     case = exam.evidence[0].case
-    if case.shape.queries != case.shape.keys or case.same:
+    if case.shape.queries != case.shape.keys or exam.caller.same:
         return
     if exam.best.reading.causal is not None and CROSS not in ways:
         return

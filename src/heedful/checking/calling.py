@@ -94,22 +94,7 @@ MASK_SHAPES = ("b1ls", "bhls", "ls", "bls", "nls", "b11s", "bs")
 KINDS = ("bool", "float", "int")
 
 
-def into_layout(x: Tensor, layout: str) -> Tensor:
-    """(B, H, L, D) in the layout that the target wants."""
-    if layout == "bhld":
-        return x
-    if layout == "blhd":
-        return x.transpose(1, 2)
-    if layout == "bld":
-        return x[:, 0]
-    if layout == "ld":
-        return x[0, 0]
-    if layout == "ble":
-        return x.transpose(1, 2).flatten(2)
-    raise ValueError(f"no layout is called {layout!r}")
-
-
-def out_of_layout(output: Tensor, layout: str, shape: Shape) -> tuple[Tensor, str] | None:
+def output_form(output: Tensor, layout: str, shape: Shape) -> tuple[Tensor, str] | None:
     """The target's output as ("bhld" or "ble"), told by its shape; None when it fits neither."""
     b, h, n, d = shape.batch, shape.heads, shape.queries, shape.value_dim
     if layout == "ld":
@@ -211,6 +196,14 @@ def call_quietly(
 
 class Observing:
     """What callers of functions and of modules share. They define `arguments`, `run` and `parts`."""
+
+    layout: str
+    most = 2  # how many mistakes are tried together with this way of calling
+
+    @property
+    def arrangement(self) -> tuple[str, ...]:
+        """What tells the ways of handing over the inputs apart."""
+        return (self.layout,)
 
     def observe(self, case: Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> Seen:
         """Run one case and bring the answer into one form.

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-KINDS = ("attention", "positions", "rotary", "mask", "cache")
-LAYOUTS = ("bhld", "blhd", "bld", "ld", "ble")
+from heedful.checking.options import KINDS, Options
 
 
 def check(
@@ -28,7 +27,9 @@ def check(
     layout: Annotated[
         str | None,
         typer.Option(
-            "--layout", help=f"Axes of its tensors: {', '.join(LAYOUTS)} (e = heads * size). Tried otherwise."
+            "--layout",
+            help="Axes of its tensors: bhld, blhd, bld, ld, ble (e = heads * size); of query, key and value in one "
+            "tensor: bl3hd, 3bhld, ..., or bl-3hd with all after the dash in one axis. Tried otherwise.",
         ),
     ] = None,
     heads: Annotated[int | None, typer.Option("--heads", min=1, help="Number of heads of a module.")] = None,
@@ -59,14 +60,14 @@ def check(
         raise typer.Exit(teaching.show_mistake(explain))
     if target is None:
         raise typer.BadParameter("give FILE.py:NAME, or --list, or --explain MISTAKE", param_hint="TARGET")
-    for value, known, name in ((kind, KINDS, "--kind"), (layout, LAYOUTS, "--layout")):
-        if value is not None and value not in known:
-            raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=name)
-    options = {"kind": kind, "layout": layout, "heads": heads, "settings": settings_from(settings or [])}
+    try:
+        options = Options(kind, layout, heads, settings_from(settings or []))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     raise typer.Exit(run(target, options, timeout, as_json, strict))
 
 
-def run(target: str, options: dict[str, object], timeout: float, as_json: bool, strict: bool) -> int:
+def run(target: str, options: Options, timeout: float, as_json: bool, strict: bool) -> int:
     """Check, show, and give the exit status."""
     from rich.console import Console
 

@@ -1,19 +1,13 @@
 """Writes what an examination of an attention found into its record."""
 
+from typing import Any
+
+from heedful.checking import layouts
 from heedful.checking.exam import Exam
 from heedful.checking.examination import compared, errors, searched, words_of
-from heedful.checking.function_calls import Function
+from heedful.checking.function_calls import SIDES, Function
 from heedful.checking.search import Hypothesis, Made, showing_variants
 from heedful.checking.smallest import smallest
-
-LAYOUTS = {
-    "bhld": "(batch, heads, length, size)",
-    "blhd": "(batch, length, heads, size)",
-    "bld": "(batch, length, size)",
-    "ld": "(length, size)",
-    "ble": "(batch, length, features)",
-    "lbe": "(length, batch, features)",
-}
 
 
 def conclude(exam: Exam) -> None:
@@ -24,7 +18,7 @@ def conclude(exam: Exam) -> None:
         exam.record.untold.append(
             "every number of the answer is NaN, so that other mistakes may hide behind it"
         )
-    exam.record.convention(f"layout {LAYOUTS[exam.caller.layout]}")
+    exam.record.convention(*layout_words(exam.caller))
     causality(exam, exam.best)
     if exam.best.reading.alibi is not None:
         how = "distance" if exam.best.reading.alibi == "distance" else "the key's position"
@@ -33,6 +27,15 @@ def conclude(exam: Exam) -> None:
     if rotary is not None:
         exam.record.convention(f"turns queries and keys: {rotary.layout} rotary, base {rotary.base:g}")
     one_head(exam)
+
+
+def layout_words(caller: Any) -> list[str]:
+    """The layout, and where several tensors come as one, how."""
+    if not isinstance(caller, Function) or not caller.packing:
+        return [f"layout {layouts.words(caller.layout)}"]
+    names = [SIDES[letter] for letter in caller.order]
+    packed = f"{', '.join(names[:-1])} and {names[-1]} in one tensor {layouts.words(caller.packing)}"
+    return [packed] if caller.same else [f"layout {layouts.words(caller.layout)}", packed]
 
 
 def report(exam: Exam, made: Made) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from heedful.checking.calling import quiet
-from heedful.checking.functions import Options
+from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.projections import disturb
 from heedful.checking.roles import NAMES, parameters, role_of

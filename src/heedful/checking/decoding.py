@@ -14,7 +14,7 @@ from heedful.checking import catalogue
 from heedful.checking.calling import CallFailed, call_quietly
 from heedful.checking.cases import Case
 from heedful.checking.exam import Exam
-from heedful.checking.examination import compared, made_of
+from heedful.checking.examination import compared
 from heedful.checking.fit import error_of, gap, simplest
 from heedful.checking.module_calls import Module
 from heedful.checking.search import cast, chain
@@ -84,7 +84,7 @@ def cache_step(exam: Exam) -> None:
     plans = [plan for plan in PLANS if way.works(case, plan)]
     seen = [x for plan in plans for x in way.decode(case, plan)]
     predict = partial(predicted, exam, case, plans)
-    entries = [made_of(m, CacheStages) for m in catalogue.mistakes("cache") if m.searched]
+    entries = [m.within(CacheStages) for m in catalogue.mistakes("cache") if m.searched]
     fit = simplest(seen, [None], entries, CacheStages(), predict)
     if fit is None:
         exam.record.properties.append(

@@ -12,7 +12,7 @@ from heedful.checking.claims import first, texts
 from heedful.checking.construction import build
 from heedful.checking.examination import Record, compared
 from heedful.checking.fit import gap
-from heedful.checking.functions import Options
+from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 
 BATCH, LENGTH = 3, 7

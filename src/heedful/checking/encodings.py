@@ -14,7 +14,7 @@ from heedful.checking.calling import CallFailed, call_quietly, tensors_in
 from heedful.checking.claims import Claim, read
 from heedful.checking.examination import Record, compared
 from heedful.checking.fit import Fit, error_of, simplest
-from heedful.checking.functions import Options
+from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.roles import assign, parameters
 from heedful.checking.tables import TableReading, TableStages, table

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
+from heedful.checking.calling import quiet
 from heedful.checking.diagnosis import UNCLEAR, Diagnosis
 from heedful.checking.examination import Record
-from heedful.checking.functions import Options
+from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.targets import gpu, headline, kind_of
 
@@ -17,14 +18,15 @@ Progress = Callable[[str], None]
 def examine(
     target: Any, options: Options, name: str | None = None, progress: Progress = lambda words: None
 ) -> Diagnosis:
-    """Examine a target in this process, on one thread: its inputs are tiny."""
+    """Examine a target in this process, on one thread: its inputs are tiny. Warnings and seeds stay as they were."""
     title = headline(target, name) if callable(target) else str(name or target)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         if not callable(target):
             raise CannotCheck(f"{title} can't be called: it is of type {type(target).__name__}.")
-        return examiner(target, options)(target, title, options, progress).diagnosis()
+        with quiet():
+            return examiner(target, options)(target, title, options, progress).diagnosis()
     except CannotCheck as problem:
         return Diagnosis(title, UNCLEAR, explanation=f"{problem}{gpu(str(problem))}")
     finally:

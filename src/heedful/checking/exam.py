@@ -26,6 +26,7 @@ class Exam:
         claims: What it says about itself.
         hypotheses: What holds on all the evidence, most likely first.
         evidence: What was seen, the plain case first.
+        most: How many mistakes are tried: fewer for a way of calling that few people want.
         tolerance: Accepted error relative to the largest value, when the target computes with few digits.
         progress: Told what is going on.
     """
@@ -36,6 +37,7 @@ class Exam:
     claims: Claims
     hypotheses: list[Hypothesis] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
+    most: int = 2
     tolerance: float = 0.0
     progress: Callable[[str], None] = lambda words: None
 

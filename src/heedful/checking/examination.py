@@ -1,7 +1,7 @@
 """The record of one examination: evidence, what holds so far, and the findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from heedful.checking import catalogue
@@ -98,11 +98,5 @@ def searched(families: Iterable[str]) -> list[Mistake]:
     wanted = set(families)
     entries = [m for m in catalogue.mistakes("attention") if m.searched and m.family in wanted]
     if "cache" in wanted:
-        entries.append(made_of(catalogue.find("cache-unwritten"), Stages))
+        entries.append(catalogue.find("cache-unwritten").within(Stages))
     return entries
-
-
-def made_of(entry: Mistake, stages: type) -> Mistake:
-    """The entry with those of its variants that this chain of stages has a place for."""
-    places = {f.name for f in fields(stages)}
-    return replace(entry, variants=tuple(v for v in entry.variants if v.stages.keys() <= places))

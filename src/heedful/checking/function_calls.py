@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.checking import cases
+from heedful.checking import cases, layouts
 from heedful.checking.calling import (
+    CallFailed,
     Observing,
     Passing,
     call_quietly,
-    into_layout,
     likeliest,
     no_output,
-    out_of_layout,
+    output_form,
     tensors_in,
     weights_form,
 )
@@ -39,6 +39,24 @@ def joined_call(case: Case, reading: Reading, form: str) -> Call:
     )
 
 
+def packed_call(case: Case, reading: Reading, form: str) -> Call:
+    """A call with query, key and value in one tensor: what padded queries get is nobody's business."""
+    return without_padded_queries(split_call(case, reading, form))
+
+
+def packed_joined_call(case: Case, reading: Reading, form: str) -> Call:
+    """The same with heads joined, too."""
+    return without_padded_queries(joined_call(case, reading, form))
+
+
+def without_padded_queries(call: Call) -> Call:
+    """The call, in which queries at padded positions don't count."""
+    return call if call.padding is None else replace(call, unasked=~call.padding)
+
+
+SIDES = {"q": "query", "k": "key", "v": "value"}
+
+
 @dataclass(frozen=True)
 class Function(Observing):
     """A function with its parameters sorted out.
@@ -47,7 +65,9 @@ class Function(Observing):
         function: The target.
         names: Role to parameter name.
         positional: Parameters that take no keyword, in order.
-        layout: Layout of query, key and value.
+        layout: Layout of query, key, value and output.
+        packing: Layout of the tensor that holds several of them; empty when there is none.
+        order: What that tensor holds: the letters of query, key and value in order, or of key and value.
         constants: Parameter name to a value that never changes.
         array: "torch" or "numpy".
         passing: How a mask is handed over, if at all.
@@ -57,6 +77,8 @@ class Function(Observing):
     function: Callable[..., Any]
     names: Mapping[str, str]
     layout: str = "bhld"
+    packing: str = ""
+    order: str = ""
     positional: tuple[str, ...] = ()
     constants: Mapping[str, object] = field(default_factory=dict)
     array: str = "torch"
@@ -66,7 +88,28 @@ class Function(Observing):
     @property
     def inputs(self) -> dict[str, str]:
         """Side of the case to parameter name."""
-        return {side: self.names[side] for side in ("query", "key", "value")}
+        return {side: self.names.get(side) or self.names["packed"] for side in SIDES.values()}
+
+    @property
+    def same(self) -> bool:
+        """Whether queries and keys have one length by construction."""
+        return len(self.order) == 3
+
+    @property
+    def arrangement(self) -> tuple[str, ...]:
+        """What tells the ways of handing over the inputs apart."""
+        return (self.layout, self.packing, self.order)
+
+    @property
+    def most(self) -> int:
+        """How many mistakes are tried together with this order of the parts."""
+        return 2 if self.order in ("", "qkv", "kv") else 0
+
+    def packs(self, shape: Shape) -> bool:
+        """Whether tensors of these sizes can be packed as the target wants it."""
+        one_width = shape.head_dim == shape.value_dim
+        one_length = shape.queries == shape.keys and shape.heads == shape.kv_heads
+        return not self.packing or (one_width and (one_length or not self.same))
 
     def base(self, shape: Shape) -> Case:
         """Queries, keys and values of these sizes."""
@@ -74,8 +117,10 @@ class Function(Observing):
 
     def arguments(self, case: Case, dtype: torch.dtype) -> dict[str, Any]:
         """Parameter name to value, for this case."""
-        sides = {"query": case.query, "key": case.key, "value": case.value}
-        given = {self.names[r]: into_layout(x, self.layout).to(dtype, copy=True) for r, x in sides.items()}
+        if not self.packs(case.shape):
+            raise CallFailed(f"tensors of these sizes can't be packed: {case.shape.words()}")
+        sides = self.handed({"query": case.query, "key": case.key, "value": case.value})
+        given = {name: x.to(dtype, copy=True) for name, x in sides.items()}
         if case.bias is not None and "bias" in self.names:
             given[self.names["bias"]] = case.bias.to(dtype, copy=True)
         mask = None if self.passing is None else self.passing.give(case, case.shape.heads)
@@ -91,6 +136,21 @@ class Function(Observing):
         named = {self.names[role]: value for role, value in sizes.items() if role in self.names}
         return {**self.constants, **named, **given}
 
+    def handed(self, sides: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors (B, H, L, D) by side, as the arguments that they become."""
+        apart = {self.names[s]: layouts.into(x, self.layout) for s, x in sides.items() if s in self.names}
+        if not self.packing:
+            return apart
+        parts = [sides[SIDES[letter]] for letter in self.order]
+        return {**apart, self.names["packed"]: layouts.pack(parts, self.packing)}
+
+    def gradients(self, wanted: Mapping[str, Tensor], case: Case) -> dict[str, Tensor]:
+        """Gradients by side, in the form of the call's tensors, as they reach the parameters."""
+        if self.layout == "ble":
+            heads = {"query": case.shape.heads, "key": case.shape.kv_heads, "value": case.shape.kv_heads}
+            wanted = {s: x.unflatten(-1, (heads[s], -1)).transpose(1, 2) for s, x in wanted.items()}
+        return self.handed(wanted)
+
     @property
     def needs_scale(self) -> bool:
         """Whether the scale is a parameter without a default."""
@@ -99,6 +159,8 @@ class Function(Observing):
     @property
     def explain(self) -> Callable[[Case, Reading, str], Call]:
         """How a case becomes a call of the mathematics."""
+        if self.same:
+            return packed_joined_call if self.layout == "ble" else packed_call
         return joined_call if self.layout == "ble" else split_call
 
     def run(self, arguments: dict[str, Any], seed: int = 0) -> object:
@@ -113,16 +175,8 @@ class Function(Observing):
         """Output, its form, and weights, still attached to the graph."""
         found = tensors_in(result)
         for tensor in found:
-            arranged = out_of_layout(tensor, self.layout, case.shape)
+            arranged = output_form(tensor, self.layout, case.shape)
             if arranged is not None:
                 others = (weights_form(t, self.layout, case.shape) for t in found if t is not tensor)
                 return *arranged, likeliest([w for w in others if w is not None], len(found) == 2)
         raise no_output(found, result, case.shape.words())
-
-    def canonical(self, x: Tensor) -> Tensor:
-        """A tensor in the target's layout as (B, H, L, D), or as (B, L, E) where heads come joined."""
-        if self.layout == "blhd":
-            return x.transpose(1, 2)
-        if self.layout == "bld":
-            return x[:, None]
-        return x[None, None] if self.layout == "ld" else x

@@ -1,41 +1,27 @@
 """Works out how to call a function of (query, key, value, ...): which parameter is what, and in which layout."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
+from heedful.checking import layouts
 from heedful.checking.calling import CallFailed
 from heedful.checking.cases import SUITES, Shape, plain
 from heedful.checking.claims import Claims
 from heedful.checking.function_calls import Function
+from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.roles import assign, parameters
 
 ROLES = (
-    "query", "key", "value", "mask", "padding", "bias", "causal", "scale", "dropout", "heads", "kv_heads", "grouped",
-    "module", "training", "want_weights", "average",
+    "query", "key", "value", "qkv", "kv", "mask", "padding", "bias", "causal", "scale", "dropout", "heads", "kv_heads",
+    "grouped", "module", "training", "want_weights", "average",
 )  # fmt: skip
 SIDES = ("query", "key", "value")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a user may say about a target when it can't be worked out, or to save the trying.
-
-    Attributes:
-        kind: What the target is: "attention", "positions", "rotary", "mask" or "cache".
-        layout: "bhld", "blhd", "bld", "ld" or "ble".
-        heads: Number of heads of a module.
-        settings: Values for parameters by name.
-    """
-
-    kind: str | None = None
-    layout: str | None = None
-    heads: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Stub(torch.nn.Module):
@@ -55,12 +41,15 @@ def function_of(target: Callable[..., Any], options: Options) -> Function:
         CannotCheck: A required parameter has a name that says nothing.
     """
     names = assign(target, ROLES, in_order=SIDES)
-    missing = [side for side in SIDES if side not in names]
+    packed = packed_role(target, names, options)
+    if packed:
+        names = {role: n for role, n in names.items() if role not in packed.hides} | {"packed": packed.name}
+    missing = [side for side in SIDES if side not in names and (packed is None or side not in packed.hides)]
     if missing:
         raise CannotCheck(
             f"I can't tell which parameters are {' and '.join(missing)}: the parameters are "
-            f"({', '.join(p.name for p in parameters(target))}). Name them query, key and value (or q, k, v), "
-            "or wrap the target in a function that does."
+            f"({', '.join(p.name for p in parameters(target))}). Name them query, key and value (or q, k, v). If they "
+            "come in one tensor, name it qkv or say its layout: --layout bl3hd is (batch, length, 3, heads, size)."
         )
     if "mask" not in names:
         fourth = [
@@ -68,7 +57,36 @@ def function_of(target: Callable[..., Any], options: Options) -> Function:
         ]
         if fourth and fourth[0].default in (None, inspect.Parameter.empty) and len(fourth) == 1:
             names["mask"] = fourth[0].name
-    return Function(target, names, positional=positional(target), constants=constants(target, names, options))
+    return Function(
+        target,
+        names,
+        order=packed.order if packed else "",
+        positional=positional(target),
+        constants=constants(target, names, options),
+    )
+
+
+class Packed(NamedTuple):
+    """The parameter that takes several tensors in one, what they are, and the roles that it leaves empty."""
+
+    name: str
+    order: str
+    hides: tuple[str, ...]
+
+
+def packed_role(target: Callable[..., Any], names: Mapping[str, str], options: Options) -> Packed | None:
+    """The packed parameter, told by its name, or by the layout that the user gave."""
+    if "qkv" in names:
+        return Packed(names["qkv"], "qkv", ("qkv", "kv", *SIDES))
+    if "kv" in names and "query" in names and "key" not in names:
+        return Packed(names["kv"], "kv", ("kv", "key", "value"))
+    if options.layout and layouts.is_packed(options.layout):
+        free = [p.name for p in parameters(target) if names.get("query") in (None, p.name)]
+        if "3" in options.layout:
+            return Packed(free[0], "qkv", SIDES)
+        second = names.get("key") or parameters(target)[1].name
+        return Packed(second, "kv", ("key", "value"))
+    return None
 
 
 def forward_function(module: torch.nn.Module) -> Callable[..., Any]:
@@ -115,24 +133,47 @@ def constants(target: Callable[..., Any], names: Mapping[str, str], options: Opt
     return fixed | dict(options.settings)
 
 
-def layouts(function: Function, claims: Claims, options: Options) -> list[str]:
-    """Layouts to try, most likely first."""
+def arrangements(function: Function, claims: Claims, options: Options) -> list[Function]:
+    """The target with each layout that it may take, most likely first."""
+    if "packed" in function.names:
+        return packed_arrangements(function, options)
     if options.layout:
-        return [options.layout]
-    order = ["ble", "bhld", "blhd"] if "heads" in function.names else ["bhld", "blhd", "bld", "ld"]
+        return [replace(function, layout=options.layout)]
+    order: list[str] = ["ble", "bhld", "blhd"] if "heads" in function.names else [*layouts.SPLIT]
     if claims.layout and claims.layout.what in order:
         order.remove(claims.layout.what)
         order.insert(0, claims.layout.what)
-    return order
+    return [replace(function, layout=layout) for layout in order]
 
 
-def fitted(shape: Shape, layout: str) -> Shape:
-    """The sizes that a layout leaves: no head axis means one head."""
-    if layout == "bld":
+def packed_arrangements(function: Function, options: Options) -> list[Function]:
+    """The target with each layout of its packed tensor."""
+    if options.layout:
+        tried = [options.layout]
+    elif "heads" in function.names:
+        tried = sorted(layouts.PACKED, key=lambda layout: "-" not in layout)
+    else:
+        tried = [p for p in (*layouts.PACKED, *layouts.PACKED_ONE_HEAD) if "-" not in p or "h" not in p]
+    parts = str(len(function.order))
+    return [
+        replace(function, packing=packing.replace("3", parts), layout=layouts.of_parts(packing))
+        for packing in tried
+    ]
+
+
+def orders(function: Function) -> list[Function]:
+    """A function of a packed tensor, with each order in which that may hold its parts; others as they are."""
+    found = ["".join(letters) for letters in itertools.permutations(function.order)]
+    return [replace(function, order=letters) for letters in found] if function.packing else [function]
+
+
+def fitted(shape: Shape, function: Function) -> Shape:
+    """The sizes that a layout leaves: no head axis means one head; heads are never as many as packed parts."""
+    if function.layout == "bld":
         return replace(shape, heads=1, kv_heads=1)
-    if layout == "ld":
+    if function.layout == "ld":
         return replace(shape, batch=1, heads=1, kv_heads=1)
-    return shape
+    return replace(shape, heads=4, kv_heads=4) if function.packing else shape
 
 
 def accepted(function: Function, claims: Claims, options: Options) -> dict[Shape, list[Function]]:
@@ -144,21 +185,24 @@ def accepted(function: Function, claims: Claims, options: Options) -> dict[Shape
     found: dict[Shape, list[Function]] = {}
     first_error = ""
     for shape in SUITES:
-        for layout in layouts(function, claims, options):
+        for arranged in arrangements(function, claims, options):
+            size = fitted(shape, arranged)
+            if not arranged.packs(size):
+                continue
             for array in ("torch", "numpy"):
-                trial = replace(function, layout=layout, array=array)
+                trial = replace(arranged, array=array)
                 try:
-                    trial.observe(plain(fitted(shape, layout)))
+                    trial.observe(plain(size))
                 except CallFailed as error:
                     first_error = first_error or str(error)
                     continue
-                found.setdefault(shape, []).append(trial)
+                found.setdefault(shape, []).extend(orders(trial))
                 break
     if not found:
         raise CannotCheck(
             "every way of calling it that I know failed. The first one, with query, key and value of shape "
             f"(batch, heads, length, size), gave:\n{first_error}\n"
-            "If it wants another layout, say so with --layout (bhld, blhd, bld, ld or ble); if it isn't a function "
-            "of query, key and value, say what it is with --kind."
+            "If it wants another layout, say so with --layout (bhld, blhd, bld, ld, ble, or bl3hd and the like for a "
+            "packed tensor); if it isn't a function of query, key and value, say what it is with --kind."
         )
     return found

@@ -19,8 +19,7 @@ def gradients(exam: Exam) -> None:
         return  # a cache kept inside is for decoding, and cuts the graph on purpose
     exam.progress("comparing gradients")
     item, hypothesis = exam.evidence[0], exam.best
-    inputs = exam.caller.inputs
-    names = list(inputs.values())
+    names = list(dict.fromkeys(exam.caller.inputs.values()))
     given = exam.caller.arguments(item.case, torch.float32)
     for name in names:
         given[name].requires_grad_()
@@ -44,15 +43,11 @@ def gradients(exam: Exam) -> None:
             "gradient-missing", f"backward raises {error}", {"which": "inputs"}, smallest="any input"
         )
         return
-    if len(inputs) == 2:
-        wanted = [wanted[0], wanted[1] + wanted[2]]
-    elif len(inputs) == 1:
-        wanted = [sum(wanted, torch.zeros(()))]
-    judge(exam, dict(zip(names, got, strict=True)), dict(zip(names, wanted, strict=True)))
+    judge(exam, dict(zip(names, got, strict=True)), exam.caller.gradients(wanted, item.case))
 
 
-def right_gradients(item: Evidence, hypothesis: Hypothesis, direction: Tensor) -> list[Tensor] | None:
-    """Gradients of what the target computes, mistakes included, in the canonical layout."""
+def right_gradients(item: Evidence, hypothesis: Hypothesis, direction: Tensor) -> dict[str, Tensor] | None:
+    """Gradients of what the target computes, mistakes included, by side."""
     stages = chain(hypothesis.variants)
     call = cast(item.explain(item.case, hypothesis.reading, item.seen.form), torch.float64)
     if stages is None:
@@ -60,7 +55,8 @@ def right_gradients(item: Evidence, hypothesis: Hypothesis, direction: Tensor) -
     leaves = [x.detach().clone().requires_grad_() for x in (call.query, call.key, call.value)]
     output = attend(replace(call, query=leaves[0], key=leaves[1], value=leaves[2]), stages).output
     grads = torch.autograd.grad(output, leaves, direction, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
+    found = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
+    return dict(zip(("query", "key", "value"), found, strict=True))
 
 
 def judge(exam: Exam, got: dict[str, Tensor | None], wanted: dict[str, Tensor]) -> None:
@@ -73,8 +69,7 @@ def judge(exam: Exam, got: dict[str, Tensor | None], wanted: dict[str, Tensor]) 
     for side, gradient in got.items():
         if gradient is None:
             continue
-        canonical = exam.caller.canonical(gradient.double())
-        gap = (canonical - wanted[side]).abs().nan_to_num(torch.inf).max().item()
+        gap = (gradient.double() - wanted[side]).abs().nan_to_num(torch.inf).max().item()
         if gap > CLOSE * largest(wanted[side]):
             gaps[side] = gap
     if gaps and not exam.tolerance:

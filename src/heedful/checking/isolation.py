@@ -8,10 +8,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from heedful.checking.diagnosis import UNCLEAR, Diagnosis
+from heedful.checking.options import Options
 
 KEPT = 4000  # characters of what the target printed last
 
@@ -41,20 +43,30 @@ class Tail:
 
 
 def check_apart(
-    spec: str, options: dict[str, Any], timeout: float, progress: Callable[[str], None] = lambda words: None
+    spec: str, options: Options, timeout: float, progress: Callable[[str], None] = lambda words: None
 ) -> Diagnosis:
     """Check `FILE.py:NAME` in a child process.
 
     Args:
         spec: The target.
-        options: Fields of `Options`.
+        options: What the user says about it.
         timeout: Seconds before the child is ended.
         progress: Told what is going on, in a few words.
+
+    Raises:
+        ValueError: A setting is something that can't be handed to another process.
     """
+    try:
+        told = json.dumps(asdict(options))
+    except TypeError as error:
+        raise ValueError(
+            f"settings of a target in a file must be numbers, text or lists of them ({error}); hand over the target "
+            "itself instead of its name, and it is checked in this process"
+        ) from error
     with tempfile.TemporaryDirectory() as folder:
         outbox = Path(folder) / "outbox"
         outbox.touch()
-        command = [sys.executable, "-m", "heedful.checking.worker", str(outbox), spec, json.dumps(options)]
+        command = [sys.executable, "-m", "heedful.checking.worker", str(outbox), spec, told]
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -142,9 +142,14 @@ class Module(Observing):
         value = next(m["value"].weight.shape[0] for m in views if m is not None)
         return value * self.view.heads // self.view.kv_heads
 
-    def canonical(self, x: Tensor) -> Tensor:
-        """An input in the target's layout as (B, L, E)."""
-        return x.transpose(0, 1) if self.layout == "lbe" else x
+    def gradients(self, wanted: Mapping[str, Tensor], case: Case) -> dict[str, Tensor]:
+        """Gradients by side, (B, L, E), as they reach the parameters: one input may be several sides."""
+        found: dict[str, Tensor] = {}
+        for side, gradient in wanted.items():
+            name = self.inputs.get(side) or self.inputs.get("key") or self.inputs["query"]
+            gradient = gradient.transpose(0, 1) if self.layout == "lbe" else gradient
+            found[name] = found[name] + gradient if name in found else gradient
+        return found
 
 
 def converted(module: nn.Module, dtype: torch.dtype) -> nn.Module:

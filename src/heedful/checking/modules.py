@@ -8,13 +8,15 @@ from torch import nn
 
 from heedful.checking.calling import CallFailed
 from heedful.checking.cases import EQUAL_LENGTHS, SUITES, Shape
-from heedful.checking.functions import Options, constants
+from heedful.checking.functions import constants
 from heedful.checking.module_calls import Module, View
+from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.projections import Found, is_usual, orders
 from heedful.checking.readings import Reading, always_on
 from heedful.checking.roles import NAMES, assign, parameters
 from heedful.checking.stages import Rotation
+from heedful.checking.targets import forward_of
 
 ROLES = (
     "query", "key", "value", "input", "memory", "mask", "padding", "bias", "causal", "want_weights", "average",
@@ -23,14 +25,6 @@ ROLES = (
 
 
 BASES = (10000.0, 500000.0)  # of rotations that a block may apply by itself
-
-
-def forward_of(module: nn.Module) -> Any:
-    """The method whose parameters say what the module takes; keras has `call`."""
-    method = module.forward
-    if not parameters(method) and hasattr(module, "call"):
-        return module.call
-    return method
 
 
 def heads_of(module: nn.Module, found: Found, options: Options) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from heedful.checking import cases
 from heedful.checking.catalogue.entry import Mistake, Variant
-from heedful.checking.examination import made_of
 from heedful.checking.function_calls import joined_call
 from heedful.checking.readings import Reading
 from heedful.checking.search import cast, chain, difference
@@ -25,7 +24,7 @@ def picture(entry: Mistake) -> list[str]:
         return tables(entry)
     if entry.subject == "rotary":
         return rotations(entry)
-    entry = made_of(entry, Stages)
+    entry = entry.within(Stages)
     for variant in entry.variants:
         for call in calls(entry):
             lines = compared(call, variant)

@@ -9,7 +9,8 @@ NAMES = {
     "query": "q query queries xq query_states query_layer query_heads q_heads query_input",
     "key": "k key keys xk key_states key_layer key_heads k_heads key_input",
     "value": "v value values xv value_states value_layer value_heads v_heads value_input",
-    "qkv": "qkv qkv_packed packed_qkv",
+    "qkv": "qkv qkv_packed packed_qkv qkvs fused_qkv qkv_states mixed_qkv",
+    "kv": "kv kv_packed packed_kv key_value kv_states",
     "input": "x hidden_states inputs input src tgt hidden x_q query_input target tokens_in embeddings h_in",
     "memory": "context memory encoder_hidden_states encoder_output enc_output kv x_kv source cross_states",
     "mask": "mask attn_mask attention_mask src_mask m msk att_mask causal_mask keep keep_mask visible allowed "

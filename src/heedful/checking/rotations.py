@@ -11,7 +11,7 @@ from heedful.checking.calling import CallFailed
 from heedful.checking.claims import Claims, read
 from heedful.checking.examination import Record, compared
 from heedful.checking.fit import CLOSE, Fit, error_of, simplest
-from heedful.checking.functions import Options
+from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.tables import TurnReading, TurnStages
 from heedful.checking.turning import Way, ways

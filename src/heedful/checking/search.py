@@ -44,7 +44,7 @@ class Hypothesis:
         return [
             replace(self, made=(*self.made[:i], Made(m.mistake, variant), *self.made[i + 1 :]))
             for i, m in enumerate(self.made)
-            for variant in catalogue.find(m.mistake.name).variants
+            for variant in catalogue.find(m.mistake.name).within(Stages).variants
             if variant is not m.variant
         ]
 

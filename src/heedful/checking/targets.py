@@ -110,21 +110,24 @@ def suggestion(name: str, module: object) -> str:
     return f" It has: {', '.join(close)}." if close else ""
 
 
+def forward_of(target: Any) -> Any:
+    """What tells the parameters of a target: itself; of a module or its class `forward`, in keras `call`."""
+    method = getattr(target, "forward", target)
+    silent = hasattr(target, "call") and all(p.name == "self" for p in parameters(method))
+    return target.call if silent else method
+
+
 def headline(target: Any, spec: str | None = None) -> str:
     """The target's name and parameters, for the first line of the report."""
     name = spec.rpartition(":")[2] if spec else getattr(target, "__name__", type(target).__name__)
-    function = target
-    if inspect.isclass(target) or not inspect.isroutine(target):
-        function = getattr(target, "forward", target)
-    names = [p.name for p in parameters(function) if p.name != "self"]
+    names = [p.name for p in parameters(forward_of(target)) if p.name != "self"]
     return f"{name}({', '.join(names)})"
 
 
 def kind_of(target: Any) -> str:
     """What a target is, guessed from its name and its parameters."""
     name = getattr(target, "__name__", type(target).__name__).lower()
-    is_module = inspect.isclass(target) or not inspect.isroutine(target)
-    function = getattr(target, "forward", target) if is_module else target
+    function = forward_of(target)
     roles = {role_of(p.name, ("query", "key", "value", "qkv", "cache", "cosine", "frequencies"))
              for p in parameters(function)}  # fmt: skip
     if {"cosine", "frequencies"} & roles or re.search(

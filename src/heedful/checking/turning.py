@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.checking.calling import CallFailed, call_quietly, into_layout, tensors_in
+from heedful.checking import layouts
+from heedful.checking.calling import CallFailed, call_quietly, tensors_in
 from heedful.checking.construction import build
-from heedful.checking.functions import Options
+from heedful.checking.options import Options
 from heedful.checking.roles import assign, parameters
 from heedful.checking.tables import TurnReading, TurnStages, rotated
 
@@ -21,9 +22,6 @@ ROLES = (
 )  # fmt: skip
 BATCH, HEADS, LENGTH, SIZE = 2, 3, 5, 8
 LONGEST = 4096
-LAYOUTS = ("bhld", "blhd", "bld", "ld")
-LAYOUT_WORDS = {"bhld": "(batch, heads, length, size)", "blhd": "(batch, length, heads, size)",
-                "bld": "(batch, length, size)", "ld": "(length, size)"}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +94,11 @@ class Way:
         """Call the target."""
         if not self.layout:
             return self.tables(tensors_in(self.call(self.query, self.key)))
-        query, key = (into_layout(x, self.layout).to(self.dtype, copy=True) for x in (self.query, self.key))
+        query, key = (layouts.into(x, self.layout).to(self.dtype, copy=True) for x in (self.query, self.key))
         found = [t for t in tensors_in(self.call(query, key)) if t.shape == query.shape]
         if len(found) < 2:
             raise CallFailed("it returned no rotated query and key")
-        return [out_of(t.double(), self.layout) for t in found[:2]]
+        return [layouts.out_of(t.double(), self.layout) for t in found[:2]]
 
     def tables(self, found: Sequence[Tensor]) -> list[Tensor]:
         """Cosines and sines, (L, columns) each."""
@@ -125,15 +123,6 @@ class Way:
             * reading.sign
         )
         return [fill(angles.cos(), self.style), fill(angles.sin(), self.style)]
-
-
-def out_of(x: Tensor, layout: str) -> Tensor:
-    """The target's layout back to (B, H, L, D)."""
-    if layout == "blhd":
-        return x.transpose(1, 2)
-    if layout == "bld":
-        return x[:, None]
-    return x[None, None] if layout == "ld" else x
 
 
 def fill(x: Tensor, style: str) -> Tensor:
@@ -177,7 +166,7 @@ def function_ways(
 ) -> Iterator[Way]:
     """All combinations of layout and tables for one callable."""
     names = assign(described, ROLES)
-    layouts = [options.layout] if options.layout else LAYOUTS
+    tried = [options.layout] if options.layout else layouts.SPLIT
     fixed = dict(options.settings)
     if "base" in names:
         fixed[names["base"]] = 10000.0
@@ -185,10 +174,10 @@ def function_ways(
         yield from table_ways(function, names, fixed)
         return
     if {"cosine", "sine"} <= names.keys() or "frequencies" in names:
-        for layout in layouts:
+        for layout in tried:
             yield from handed_ways(function, names, fixed, layout)
         return
-    for layout in layouts:
+    for layout in tried:
         yield from own_ways(function, described, names, fixed, layout)
     yield from forward_tables(function, names, fixed)
 
@@ -229,12 +218,12 @@ def own_ways(
             lengths = {names["length"]: x.shape[axis]} if "length" in names else {}
             return {**fixed, **sizes, **lengths, **place(x)}
 
-        yield Way(caller(function, names, extra), layout, words=(f"layout {LAYOUT_WORDS[layout]}",))
+        yield Way(caller(function, names, extra), layout, words=(f"layout {layouts.WORDS[layout]}",))
 
 
 def handed_ways(function: Any, names: dict[str, str], fixed: dict[str, Any], layout: str) -> Iterator[Way]:
     """Cosines and sines are handed over, in several shapes."""
-    words = (f"layout {LAYOUT_WORDS[layout]}",)
+    words = (f"layout {layouts.WORDS[layout]}",)
     axis = {"bhld": 2, "blhd": 1, "bld": 1, "ld": 0}[layout]
     if "frequencies" in names:
 

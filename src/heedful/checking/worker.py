@@ -6,6 +6,7 @@ What the target prints goes where the parent sends it, and can't get in between.
 
 import json
 import sys
+import traceback
 from pathlib import Path
 
 
@@ -13,7 +14,7 @@ def main(outbox: str, spec: str, options: str) -> None:
     """Load the target and examine it."""
     from heedful.checking.diagnosis import UNCLEAR, Diagnosis
     from heedful.checking.engine import examine
-    from heedful.checking.functions import Options
+    from heedful.checking.options import Options
     from heedful.checking.problems import CannotCheck
     from heedful.checking.targets import load
 
@@ -29,8 +30,21 @@ def main(outbox: str, spec: str, options: str) -> None:
         except CannotCheck as problem:
             send(diagnosis=Diagnosis(spec, UNCLEAR, explanation=str(problem)).to_dict())
             return
-        found = examine(target, Options(**json.loads(options)), spec, lambda words: send(progress=words))
+        try:
+            found = examine(target, Options(**json.loads(options)), spec, lambda words: send(progress=words))
+        except Exception as error:
+            traceback.print_exc()
+            found = Diagnosis(spec, UNCLEAR, explanation=own_failure(error))
         send(diagnosis=found.to_dict())
+
+
+def own_failure(error: Exception) -> str:
+    """A paragraph for an error that the target can't be blamed for: all of its own are caught where it is called."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"heedful itself failed, which is a bug in heedful: {type(error).__name__}: {error} "
+        f"({Path(frame.filename).name}, line {frame.lineno}). Please report it together with the target."
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 
@@ -49,6 +49,11 @@ class Mistake:
     def sentence(self, words: Mapping[str, object]) -> str:
         """The line for the report, with numbers filled in."""
         return self.says.format_map(dict(words))
+
+    def within(self, stages: type) -> "Mistake":
+        """The entry with those of its variants that this chain of stages has a place for."""
+        places = {f.name for f in fields(stages)}
+        return replace(self, variants=tuple(v for v in self.variants if v.stages.keys() <= places))
 
 
 class Family:

@@ -1,5 +1,6 @@
 """Mistakes in the normalization."""
 
+import torch
 from torch import Tensor
 
 from heedful.checking.catalogue.entry import Family
@@ -142,3 +143,27 @@ def no_subtraction(logits: Tensor) -> Tensor:
 def low_precision(query: Tensor, key: Tensor) -> Tensor:
     """Scores are kept in bfloat16: three digits, whatever the inputs."""
     return (query.bfloat16() @ key.bfloat16().mT).to(query.dtype)
+
+
+@family.mistake(
+    "softmax-half-sums",
+    stage="normalize",
+    says="with {dtype} inputs and {keys} keys errors are {error:.1e}; plain code in {dtype} gives {usual:.1e}: "
+    "sums are kept in half precision",
+    remedy="keep the running sum of exponentials and the running output in float32; cast the result only",
+    source="Dao et al., FlashAttention, arXiv 2205.14135: half-precision inputs, statistics and sums in float32",
+    shows="half-precision inputs and hundreds of keys, added one after the other or block by block",
+    hazard=True,
+    also=("low-precision accumulation",),
+)
+def half_sums(logits: Tensor) -> Tensor:
+    """A bfloat16 number has 8 bits: from 256 on, adding 1 changes nothing.
+
+    Matrix products and `sum` add in float32 whatever they are given; a loop over keys or blocks that keeps its
+    sums in the dtype of its inputs does not.
+    """
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    total = torch.zeros(weights.shape[:-1], dtype=torch.bfloat16)
+    for key in range(weights.shape[-1]):
+        total += weights[..., key].to(total.dtype)
+    return weights / total[..., None].to(weights.dtype)
