@@ -20,7 +20,10 @@ SOURCES = HERE / "src"
 LIBRARIES = HERE / "lib"
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 LEVELS = {
-    "x86_64": {level: [f"-march={level}"] for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4")},
+    "x86_64": {
+        **{level: [f"-march={level}"] for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4")},
+        "x86-64-v4-bf16": ["-march=x86-64-v4", "-mavx512bf16"],
+    },
     "aarch64": {"armv8-a": [] if sys.platform == "darwin" else ["-march=armv8-a"]},
 }
 FLAGS = [

@@ -65,7 +65,7 @@ class Backward {
 
   const heedful_call &call;
   const heedful_gradient &gradient;
-  const bool few, through_scores;
+  const bool few, through_scores, pairs, grad_pairs;
   const int64_t threads, per_group, key_heads, key_stride, value_stride;
   int64_t strips, rows_per_strip, head_size;
   std::vector<Workspace> workspaces;
@@ -79,6 +79,8 @@ Backward::Backward(const heedful_call &call, const heedful_gradient &gradient)
       gradient(gradient),
       few(suits_decode(call)),
       through_scores(given(gradient.query) || given(gradient.key) || gradient.row || gradient.logits),
+      pairs(as_pairs(call.query, call.key)),
+      grad_pairs(as_pairs(gradient.output, call.value)),
       threads(threads_for(call)),
       per_group(call.heads / call.kv_heads),
       key_heads(call.batch * call.kv_heads),
@@ -125,8 +127,9 @@ void Backward::pack(int64_t key_head, int64_t begin, int64_t end, const PackedHe
   const int64_t batch = key_head / call.kv_heads, group = key_head % call.kv_heads;
   const Matrix keys = {call.key, batch, group, call.keys, call.width};
   const Matrix values = {call.value, batch, group, call.keys, call.value_width};
-  if (!few) pack_columns(keys, begin, end, packed.key_columns, scratch, Spoiled::stay);
-  if (through_scores && given(gradient.output)) pack_columns(values, begin, end, packed.value_columns, scratch, Spoiled::become_zero);
+  if (!few) pack_columns(keys, begin, end, packed.key_columns, scratch, Spoiled::stay, pairs);
+  if (through_scores && given(gradient.output)) 
+    pack_columns(values, begin, end, packed.value_columns, scratch, Spoiled::become_zero, grad_pairs);
   if (given(gradient.query)) pack_rows(keys, begin, end, {packed.key_rows, call.keys, 0}, scratch, Spoiled::become_zero);
 }
 
@@ -159,8 +162,8 @@ void Backward::block(const Block &block, const PackedHead &packed, Workspace &wo
   score(block, packed, work);
   if (through_scores && given(gradient.output))
     multiply_columns(call, block, work.groups,
-                     rows_of(gradient.output, block, call.value_width, work.output.get()), call.value_width,
-                     packed.value_columns, work.grads.get());
+                     rows_of(gradient.output, block, call.value_width, work.output.get(), grad_pairs), call.value_width,
+                     packed.value_columns, work.grads.get(), grad_pairs);
   for (int64_t number = 0; number < block.rows(); number++) row_gradient(block, number, work);
 
   if (given(gradient.query)) sum_query_grad(block, packed, work);
@@ -179,8 +182,8 @@ void Backward::block(const Block &block, const PackedHead &packed, Workspace &wo
 // The scores as the forward pass found them, to the last bit.
 void Backward::score(const Block &block, const PackedHead &packed, Workspace &work) const {
   if (!few)
-    return multiply_columns(call, block, work.groups, rows_of(call.query, block, call.width, work.query.get()),
-                            call.width, packed.key_columns, work.weights.get());
+    return multiply_columns(call, block, work.groups, rows_of(call.query, block, call.width, work.query.get(), pairs),
+                            call.width, packed.key_columns, work.weights.get(), pairs);
   read_padded(call.query, block.batch, block.head, block.begin, block.end, call.width, work.query.get());
   score_few(call, block.batch, block.head / per_group, work.query.get(), block.rows(), block.keys, work.weights.get(),
             block.stride());

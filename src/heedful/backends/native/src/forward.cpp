@@ -55,6 +55,7 @@ class Forward {
   void write_totals() const;
 
   const heedful_call &call;
+  const bool pairs;
   const int64_t per_group, key_heads, query_heads;
   int64_t threads, strips, rows_per_strip;
   bool pack_ahead;
@@ -68,6 +69,7 @@ class Forward {
 // order at the end: so no result depends on which thread was faster.
 Forward::Forward(const heedful_call &call)
     : call(call),
+      pairs(as_pairs(call.query, call.key)),
       per_group(call.heads / call.kv_heads),
       key_heads(call.batch * call.kv_heads),
       query_heads(call.batch * call.heads),
@@ -103,7 +105,8 @@ void Forward::run() {
     parallel_for(threads, key_heads, [&](int64_t task, int64_t thread) {
       Workspace &work = workspaces[size_t(thread)];
       const int64_t batch = task / call.kv_heads, group = task % call.kv_heads;
-      pack_columns(keys_of(batch, group), 0, call.keys, work.key.get(), work.row.get(), Spoiled::stay);
+      pack_columns(keys_of(batch, group), 0, call.keys, work.key.get(), work.row.get(), Spoiled::stay,
+                   pairs);
       bool all_finite = true;
       if (given(call.output))
         all_finite = pack_rows(values_of(batch, group), 0, call.keys, {work.value.get(), call.keys, 0}, work.row.get(),
@@ -125,7 +128,7 @@ void Forward::pack_all() {
     const int64_t head = task / parts, begin = task % parts * part, end = std::min(begin + part, call.keys);
     const int64_t batch = head / call.kv_heads, group = head % call.kv_heads;
     pack_columns(keys_of(batch, group), begin, end, packed_keys.get() + head * packed_size(call.width, call.keys),
-                 scratch, Spoiled::stay);
+                 scratch, Spoiled::stay, pairs);
     if (given(call.output))
       good[size_t(task)] =
           pack_rows(values_of(batch, group), begin, end,
@@ -152,8 +155,8 @@ void Forward::strip(int64_t batch, int64_t head, int64_t number, const PackedHea
   for (int64_t begin = number * rows_per_strip; begin < end;) {
     const Block block = next_block(call, batch, head, begin, end, one_panel);
     const Groups groups = groups_of(call, block);
-    multiply_columns(call, block, groups, rows_of(call.query, block, call.width, work.query.get()), call.width,
-                     packed.key, work.panel.get());
+    multiply_columns(call, block, groups, rows_of(call.query, block, call.width, work.query.get(), pairs), call.width,
+                     packed.key, work.panel.get(), pairs);
     weigh(block, work);
     if (totals.wanted())
       totals.add(part, {work.panel.get(), block.rows(), block.stride(), work.inverse, batch, head, begin, block.keys});

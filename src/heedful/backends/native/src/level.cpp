@@ -40,6 +40,7 @@ extern "C" int heedful_can_run(const char *level) {
   if (std::strcmp(level, "x86-64-v2") == 0) return true;  // this very code is at least that
   if (std::strcmp(level, "x86-64-v3") == 0) return v3;
   if (std::strcmp(level, "x86-64-v4") == 0) return v4;
+  if (std::strcmp(level, "x86-64-v4-bf16") == 0) return v4 && __builtin_cpu_supports("avx512bf16");
 #endif
   return std::strcmp(level, HEEDFUL_LEVEL) == 0;
 }

@@ -35,7 +35,7 @@ int64_t offset(const heedful_array &array, int64_t batch, int64_t head, int64_t 
 }
 
 // lanes x lanes numbers: rows become columns.
-void transpose(const float *const from[lanes], int64_t begin, float *to, int64_t to_row, Spoiled spoiled) {
+void transpose(const float *const from[lanes], int64_t begin, float *to, int64_t to_row, bool all_stay) {
   Floats x[lanes], y[lanes];
   for (int i = 0; i < lanes; i++) x[i] = load(from[i] + begin);
   for (int width = 1; width < lanes; width *= 2) {
@@ -45,7 +45,7 @@ void transpose(const float *const from[lanes], int64_t begin, float *to, int64_t
     }
     std::copy(y, y + lanes, x);
   }
-  for (int i = 0; i < lanes; i++) store(to + i * to_row, spoiled == Spoiled::stay ? x[i] : finite(x[i]));
+  for (int i = 0; i < lanes; i++) store(to + i * to_row, all_stay ? x[i] : finite(x[i]));
 }
 
 }  // namespace
@@ -101,20 +101,48 @@ bool pack_rows(const Matrix &from, int64_t begin, int64_t end, PackedRows to, fl
   return spoiled == Spoiled::stay || !any(~good);
 }
 
-void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch, Spoiled spoiled) {
+void read_pairs(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t width, float *to,
+                Spoiled spoiled) {
+  const uint16_t *x = static_cast<const uint16_t *>(from.data) + offset(from, batch, head, row);
+  const int64_t step = from.stride[3];
+  if (step == 1 && spoiled == Spoiled::stay && width % 2 == 0) {
+    std::memcpy(to, x, size_t(width) * sizeof(uint16_t));
+    return;
+  }
+  const auto part = [&](int64_t k) {
+    const uint16_t exponent = 0x7f80, each = k < width ? x[k * step] : uint16_t(0);
+    return spoiled == Spoiled::become_zero && (each & exponent) == exponent ? uint16_t(0) : each;
+  };
+  for (int64_t k = 0; k < width; k += 2) {
+    const uint16_t pair[2] = {part(k), part(k + 1)};
+    std::memcpy(to + k / 2, pair, sizeof(pair));
+  }
+}
+
+void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch, Spoiled spoiled,
+                  bool pairs) {
+  const int64_t depth = depth_of(from.width, pairs);
   const float *x[lanes];
+  const auto read = [&](int64_t row, float *space) -> const float * {
+    if (!pairs) return row_of(from.array, from.batch, from.head, row, 0, from.width, space);
+    read_pairs(from.array, from.batch, from.head, row, from.width, space, spoiled);
+    return space;
+  };
+  const bool all_stay = pairs || spoiled == Spoiled::stay;  // read_pairs sees to it itself
   for (int64_t column = begin; column < end; column += lanes) {
     const int64_t tile = column / tile_columns * tile_columns;
     const int64_t to_row = vectors_at(tile, from.rows) * lanes;
-    float *packed = to + from.width * tile + (column - tile);
+    float *packed = to + depth * tile + (column - tile);
     for (int i = 0; i < lanes; i++)
-      x[i] = row_of(from.array, from.batch, from.head, std::min(column + i, from.rows - 1), 0, from.width,
-                    scratch + i * round_up(from.width, lanes));
+      x[i] = read(std::min(column + i, from.rows - 1), scratch + i * round_up(from.width, lanes));
     int64_t k = 0;
-    for (; k + lanes <= from.width; k += lanes) transpose(x, k, packed + k * to_row, to_row, spoiled);
-    for (; k < from.width; k++)
-      for (int i = 0; i < lanes; i++)
-        packed[k * to_row + i] = spoiled == Spoiled::stay || x[i][k] - x[i][k] == 0 ? x[i][k] : 0;
+    for (; k + lanes <= depth; k += lanes) transpose(x, k, packed + k * to_row, to_row, all_stay);
+    for (; k < depth; k++)
+      for (int i = 0; i < lanes; i++) {
+        const bool stays = all_stay || x[i][k] - x[i][k] == 0;
+        const float zero = 0;
+        std::memcpy(packed + k * to_row + i, stays ? x[i] + k : &zero, sizeof(float));
+      }
   }
 }
 

@@ -21,6 +21,13 @@ void read_row(const heedful_array &from, int64_t batch, int64_t head, int64_t ro
 const float *row_of(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t begin, int64_t end,
                     float *scratch);
 
+// Whether the rows of two arrays are multiplied as pairs of bfloat16 numbers, which takes half the steps; sums are
+// float32 either way.
+inline bool as_pairs(const heedful_array &a, const heedful_array &b) {
+  return knows_pairs && a.dtype == HEEDFUL_BFLOAT16 && b.dtype == HEEDFUL_BFLOAT16;
+}
+inline int64_t depth_of(int64_t width, bool pairs) { return pairs ? (width + 1) / 2 : width; }
+
 void write_row(const heedful_array &to, int64_t batch, int64_t head, int64_t row, int64_t n, const float *from);
 
 // A packed matrix of depth x columns: tile after tile of tile_columns columns (the last may be narrower), each with its
@@ -29,6 +36,10 @@ inline int64_t packed_size(int64_t depth, int64_t columns) { return depth * roun
 
 // What becomes of numbers that are not finite. A pair that nobody sees must not spoil a sum, and 0 * NaN would.
 enum class Spoiled { stay, become_zero };
+
+// One row of bfloat16 numbers as pairs; an odd last one is paired with 0.
+void read_pairs(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t width, float *to,
+                Spoiled spoiled);
 
 // The rows [begin, end) as part of the depth of a packed matrix, in which row `first` comes first. False is returned
 // if any number became zero. `scratch` holds one row.
@@ -39,7 +50,8 @@ struct PackedRows {
 bool pack_rows(const Matrix &from, int64_t begin, int64_t end, PackedRows to, float *scratch, Spoiled spoiled);
 
 // The rows [begin, end) as columns of a packed matrix that has all rows; `begin` is a multiple of tile_columns. The
-// padding repeats the last row. `scratch` holds `lanes` rows.
-void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch, Spoiled spoiled);
+// padding repeats the last row. `scratch` holds `lanes` rows. With `pairs` the depth is depth_of(width).
+void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, float *scratch, Spoiled spoiled,
+                  bool pairs);
 
 }  // namespace heedful

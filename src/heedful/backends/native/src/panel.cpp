@@ -11,26 +11,32 @@ Groups groups_of(const heedful_call &call, const Block &block) {
   return groups;
 }
 
-Strided rows_of(const heedful_array &array, const Block &block, int64_t width, float *scratch) {
+Strided rows_of(const heedful_array &array, const Block &block, int64_t width, float *scratch, bool pairs) {
   if (array.dtype == HEEDFUL_FLOAT32)
     return {static_cast<const float *>(array.data) + block.batch * array.stride[0] + block.head * array.stride[1] +
                 block.begin * array.stride[2],
             array.stride[2], array.stride[3]};
+  const int64_t depth = depth_of(width, pairs);
   for (int64_t row = 0; row < block.rows(); row++)
-    read_row(array, block.batch, block.head, block.begin + row, 0, width, scratch + row * width);
-  return {scratch, width, 1};
+    if (pairs)
+      read_pairs(array, block.batch, block.head, block.begin + row, width, scratch + row * depth, Spoiled::stay);
+    else
+      read_row(array, block.batch, block.head, block.begin + row, 0, width, scratch + row * depth);
+  return {scratch, depth, 1};
 }
 
 void multiply_columns(const heedful_call &call, const Block &block, const Groups &groups, Strided rows, int64_t width,
-                      const float *columns, float *panel) {
+                      const float *columns, float *panel, bool pairs) {
+  const int64_t depth = depth_of(width, pairs);
   for (int64_t key = block.keys.first; key < block.keys.last; key += tile_columns) {
     const int vectors = vectors_at(key, call.keys);
     for (int64_t row = 0; row < block.rows(); row += tile_rows) {
       const Range seen = groups.seen[row / tile_rows];
       if (key >= seen.last || key + tile_columns <= seen.first) continue;
       const int count = int(std::min<int64_t>(tile_rows, block.rows() - row));
-      tile_for<false>(count, vectors)({rows.data + row * rows.row, rows.row, rows.step}, columns + width * key, width,
-                                      panel + row * block.stride() + (key - block.keys.first), block.stride());
+      const TileProduct product = pairs ? tile_for<false, OfPairs>(count, vectors) : tile_for<false>(count, vectors);
+      product({rows.data + row * rows.row, rows.row, rows.step}, columns + depth * key, depth,
+              panel + row * block.stride() + (key - block.keys.first), block.stride());
     }
   }
 }

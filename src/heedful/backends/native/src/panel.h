@@ -12,12 +12,13 @@ struct Groups {
 
 Groups groups_of(const heedful_call &call, const Block &block);
 
-// The rows of a block as floats, where they lie if they are float32, else in `scratch` (block.rows() x width).
-Strided rows_of(const heedful_array &array, const Block &block, int64_t width, float *scratch);
+// The rows of a block as floats, where they lie if they are float32, else in `scratch` (block.rows() x width); or as
+// pairs.
+Strided rows_of(const heedful_array &array, const Block &block, int64_t width, float *scratch, bool pairs);
 
-// panel = rows @ columns, tile by tile, where a tile of keys can be seen. `columns` is packed, width x keys.
+// panel = rows @ columns, tile by tile, where a tile of keys can be seen. `columns` is packed, depth_of(width) x keys.
 void multiply_columns(const heedful_call &call, const Block &block, const Groups &groups, Strided rows, int64_t width,
-                      const float *columns, float *panel);
+                      const float *columns, float *panel, bool pairs);
 
 // sums = panel @ rows, by chunks of keys. `rows` is packed, keys x width; a row of `sums` has round_up(width, lanes).
 void multiply_rows(const heedful_call &call, const Block &block, const Groups &groups, const float *panel,
