@@ -30,7 +30,7 @@ test: $(VENV)/.setup ## Run the tests (under three minutes)
 test-slow: $(VENV)/.setup ## Run the tests that take longer
 	$(BIN)/python -m pytest -n auto -m slow --ignore=tests/outside
 
-test-outside: $(VENV)/.setup ## Run suites that others wrote: ONNX, keras, torch, flash-attn
+test-outside: $(VENV)/.setup ## Run suites and attention that others wrote: ONNX, keras, torch, flash-attn, x-transformers
 	$(BIN)/python -m pytest -s tests/outside
 
 check: $(VENV)/.setup ## Formatter, linter and type checker; changes nothing

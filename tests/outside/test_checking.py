@@ -1,4 +1,4 @@
-"""`heedful check` on attention that other libraries wrote: nobody is accused, and the table in the docs tells the rest."""
+"""`heedful check` on attention that other libraries wrote: nobody is accused, and the table in the docs is true."""
 
 import importlib
 import os

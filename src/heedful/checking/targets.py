@@ -3,7 +3,6 @@
 import difflib
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 import traceback
