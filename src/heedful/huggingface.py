@@ -288,7 +288,9 @@ def _padding(attention_mask: Tensor | None, kv_offset: int, kv_length: int) -> M
         return None
     keep = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
     keep = torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
-    return None if bool(keep.all()) else masks.padding(keep)
+    if not torch.compiler.is_compiling() and bool(keep.all()):
+        return None
+    return masks.padding(keep)
 
 
 def _rule(function: Callable, kv_offset: int, batch_size: int) -> Mask | None:

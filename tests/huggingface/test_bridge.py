@@ -356,6 +356,27 @@ def test_only_models_of_transformers_can_be_switched() -> None:
     assert str(caught.value) == "model must be a model of transformers, got Linear."
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "heedful"])
+def test_a_compiled_model_runs_uncompiled_inside_the_block(implementation: str) -> None:
+    """Compiled code never comes back to Python, where watching listens."""
+    model = tiny_models.make("llama")
+    if implementation == "heedful":
+        huggingface.use(model)
+    given = tiny_models.inputs("llama", "left")
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        plain, before = model(**given).logits, compiled(**given).logits
+        with watch(compiled) as seen:
+            assert torch.equal(compiled(**given).logits, plain)
+        with watch(model) as expected:
+            model(**given)
+        assert torch.equal(compiled(**given).logits, before)
+    torch.testing.assert_close(before, plain, atol=1e-5, rtol=1e-4)
+    assert list(seen) == [f"model.layers.{i}.self_attn" for i in (0, 1)]
+    for name, calls in seen.items():
+        assert torch.equal(calls.full(), expected[name].full())
+
+
 def test_half_of_the_layers() -> None:
     model = tiny_models.make("gemma3")
     with torch.no_grad(), watch(model, heedful.Entropy(), layers=range(0, 6, 2)) as seen:
