@@ -36,14 +36,16 @@ inline void answer_weights(const heedful_call &call, const RowPlace &row, const 
 }
 
 inline void answer_topk(const heedful_call &call, const RowPlace &row, const RowSummary &found, const float *x,
-                        const std::vector<TopK::Candidate> &best) {
+                        const TopK &found_keys) {
   float *weight = call.topk_weight + row_number(call, row) * call.topk;
   int64_t *key = call.topk_key + row_number(call, row) * call.topk;
-  for (int64_t i = 0; i < call.topk; i++) {
-    const bool some = i < int64_t(best.size());
-    weight[i] = some ? x[best[i].key - row.first] * found.inverse : 0;
-    key[i] = some ? best[i].key : -1;
+  const TopK::Candidate *best = found_keys.best();
+  for (int64_t i = 0; i < found_keys.size(); i++) {
+    weight[i] = x[best[i].key - row.first] * found.inverse;
+    key[i] = best[i].key;
   }
+  std::fill(weight + found_keys.size(), weight + call.topk, 0.0f);
+  std::fill(key + found_keys.size(), key + call.topk, int64_t(-1));
 }
 
 inline void answer_mean_distance(const heedful_call &call, const RowPlace &row, const float *x) {
@@ -67,7 +69,7 @@ inline RowSummary finish_row(const heedful_call &call, const RowPlace &row, floa
   if (!plain) shape_row(call, row, x, scratch);
   const RowSummary found = weigh_row(x, row.size, plain ? call.scale : 1, !plain, sink, topk, row.first);
   answer_summary(call, row, found);
-  if (call.topk) answer_topk(call, row, found, x, topk.best());
+  if (call.topk) answer_topk(call, row, found, x, topk);
   if (call.weights) answer_weights(call, row, found, x);
   if (call.mean_distance) answer_mean_distance(call, row, x);
   return found;

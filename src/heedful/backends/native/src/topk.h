@@ -26,6 +26,19 @@ inline void rank(const float *x, int n, int32_t *place) {
   }
 }
 
+// The k-th largest of n numbers, a multiple of lanes: the least of those that fewer than k others exceed.
+inline float kth_largest(const float *x, int n, int32_t k) {
+  Floats least = all(infinity);
+  for (int v = 0; v < n; v += lanes) {
+    const Floats mine = load(x + v);
+    Ints ahead = {};
+    for (int i = 0; i < n; i++) ahead -= all(x[i]) > mine;
+    const Floats candidate = ahead < k ? mine : all(infinity);
+    least = -larger(-least, -candidate);
+  }
+  return -largest(-least);
+}
+
 class TopK {
  public:
   struct Candidate {
@@ -33,35 +46,37 @@ class TopK {
     int64_t key;
   };
 
-  explicit TopK(int64_t k) : k_(k), scores_(size_t(k > 0 ? capacity() : 0)), keys_(scores_.size()) {
-    best_.reserve(size_t(k));
-  }
+  explicit TopK(int64_t k)
+      : k_(k), scores_(size_t(k > 0 ? capacity() : 0)), places_(scores_.size()), best_(size_t(k > 0 ? capacity() : 0)) {}
 
   // Among equal scores the lowest key comes first. `maxima` is what row_maximum found.
   void search(const float *x, int64_t n, int64_t first_key, const float *maxima) {
     if (k_ == 0) return;
     found_ = 0;
     least_ = least_of(maxima);
-    int64_t i = 0;
-    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    for (int64_t i = 0; i < n; i += 4 * lanes) {
       uint64_t hits = 0;
-      for (int v = 0; v < 4; v++) hits |= lane_bits(load(x + i + v * lanes) >= least_) << (v * lanes);
+      for (int v = 0; v < 4 && i + v * lanes < n; v++)
+        hits |= lane_bits(load_some(x + i + v * lanes, n - i - v * lanes, -infinity) >= least_) << (v * lanes);
       for (; hits; hits &= hits - 1) {
         const int64_t at = i + __builtin_ctzll(hits);
-        offer(x[at], first_key + at);
+        if (found_ == capacity()) keep_best_so_far();
+        if (x[at] < least_) continue;
+        scores_[size_t(found_)] = x[at];
+        places_[size_t(found_++)] = at;
       }
     }
-    for (; i < n; i++)
-      if (x[i] >= least_) offer(x[i], first_key + i);
-    keep_best();
+    sort();
+    for (int64_t i = 0; i < size_; i++) best_[size_t(i)].key += first_key;
   }
 
-  const std::vector<Candidate> &best() const { return best_; }
+  const Candidate *best() const { return best_.data(); }
+  int64_t size() const { return size_; }
 
-  void clear() { best_.clear(); }
+  void clear() { size_ = 0; }
 
   void append(float score, int64_t key) {
-    if (int64_t(best_.size()) < k_) best_.push_back({score, key});
+    if (size_ < k_) best_[size_t(size_++)] = {score, key};
   }
 
  private:
@@ -76,53 +91,41 @@ class TopK {
     int n = num_maxima;
     for (; n / 2 >= 2 * k_ && n > lanes; n /= 2)
       for (int i = 0; i < n / 2; i += lanes) store(most + i, larger(load(most + i), load(most + n / 2 + i)));
-    int32_t place[num_maxima];
-    rank(most, n, place);
-    for (int i = 0; i < n; i++)
-      if (place[i] == k_ - 1) return std::max(lowest, most[i]);
-    return lowest;
+    return std::max(lowest, kth_largest(most, n, int32_t(k_)));
   }
 
-  void offer(float score, int64_t key) {
-    if (found_ == capacity()) {
-      keep_best();
-      for (found_ = 0; found_ < int64_t(best_.size()); found_++) {
-        scores_[size_t(found_)] = best_[size_t(found_)].score;
-        keys_[size_t(found_)] = best_[size_t(found_)].key;
-      }
-      // Later keys must be better than the k-th, since ties go to the lowest key.
-      least_ = std::nextafter(best_.back().score, infinity);
+  void keep_best_so_far() {
+    sort();
+    found_ = size_;
+    for (int64_t i = 0; i < found_; i++) {
+      scores_[size_t(i)] = best_[size_t(i)].score;
+      places_[size_t(i)] = best_[size_t(i)].key;
     }
-    if (!(score >= least_)) return;
-    scores_[size_t(found_)] = score;
-    keys_[size_t(found_++)] = key;
+    // Later keys must be better than the k-th, since ties go to the lowest key.
+    least_ = std::nextafter(best_[size_t(size_ - 1)].score, infinity);
   }
 
   // The k best of what was found, in order.
-  void keep_best() {
-    best_.resize(size_t(std::min(found_, k_)));
+  void sort() {
+    size_ = std::min(found_, k_);
     if (found_ <= num_maxima) {
-      int32_t place[num_maxima];
-      rank(scores_.data(), int(found_), place);
-      for (int64_t i = 0; i < found_; i++)
-        if (place[i] < k_) best_[size_t(place[i])] = {scores_[size_t(i)], keys_[size_t(i)]};
+      int32_t order[num_maxima];
+      rank(scores_.data(), int(found_), order);
+      for (int64_t i = 0; i < found_; i++) best_[size_t(order[i])] = {scores_[size_t(i)], places_[size_t(i)]};
       return;
     }
-    std::vector<Candidate> &all = sorting_;
-    all.resize(size_t(found_));
-    for (size_t i = 0; i < all.size(); i++) all[i] = {scores_[i], keys_[i]};
-    std::partial_sort(all.begin(), all.begin() + int64_t(best_.size()), all.end(),
+    for (int64_t i = 0; i < found_; i++) best_[size_t(i)] = {scores_[size_t(i)], places_[size_t(i)]};
+    std::partial_sort(best_.begin(), best_.begin() + size_, best_.begin() + found_,
                       [](const Candidate &a, const Candidate &b) {
                         return a.score > b.score || (a.score == b.score && a.key < b.key);
                       });
-    std::copy(all.begin(), all.begin() + int64_t(best_.size()), best_.begin());
   }
 
-  int64_t k_, found_ = 0;
+  int64_t k_, found_ = 0, size_ = 0;
   float least_ = 0;
   std::vector<float> scores_;
-  std::vector<int64_t> keys_;
-  std::vector<Candidate> best_, sorting_;
+  std::vector<int64_t> places_;
+  std::vector<Candidate> best_;
 };
 
 }  // namespace heedful

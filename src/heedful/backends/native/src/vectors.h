@@ -100,18 +100,27 @@ inline Floats interleave(Floats a, Floats b, bool upper) {
 #endif
 }
 
+// Lane i holds what lane i ^ width held.
+inline Floats swap_lanes(Floats x, int width) {
+#if defined(__clang__)
+  Floats swapped;
+  for (int i = 0; i < lanes; i++) swapped[i] = x[i ^ width];
+  return swapped;
+#else
+  return __builtin_shuffle(x, lane_numbers() ^ width);
+#endif
+}
+
 inline float sum(Floats x) {
-  float part[lanes];
-  store(part, x);
-  for (int width = lanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) part[i] += part[i + width];
-  return part[0];
+#pragma GCC unroll 4
+  for (int width = lanes / 2; width > 0; width /= 2) x += swap_lanes(x, width);
+  return x[0];
 }
 
 inline float largest(Floats x) {
-  float found = x[0];
-  for (int i = 1; i < lanes; i++) found = x[i] > found ? x[i] : found;
-  return found;
+#pragma GCC unroll 4
+  for (int width = lanes / 2; width > 0; width /= 2) x = larger(x, swap_lanes(x, width));
+  return x[0];
 }
 
 // e^(x * factor / ln 2) for x * factor <= 0; never quite 0: the smallest result is about 2^-125. NaN stays NaN.

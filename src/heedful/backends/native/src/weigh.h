@@ -43,7 +43,7 @@ inline RowSummary weigh_row(float *x, int64_t n, float factor, bool holes, float
   row.max_logit = most * factor;
   const float top = sink > row.max_logit ? sink / factor : most;
   const RowSums sums = holes ? row_exponentials<true>(x, n, top, factor) : row_exponentials<false>(x, n, top, factor);
-  const float total = sums.mass + std::exp(sink - top * factor);
+  const float total = sums.mass + (sink == -infinity ? 0 : std::exp(sink - top * factor));
   if (!(total < infinity)) return spoil(x, n, holes ? 0 : -infinity, topk, first_key);
   row.inverse = 1 / total;
   row.top = top;
