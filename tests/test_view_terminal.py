@@ -147,6 +147,11 @@ def test_a_terminal_narrower_than_40_is_drawn_for_40():
     assert drawn(picture, 7) == drawn(picture, 40)
 
 
+def test_one_of_a_kind_is_counted_as_one():
+    picture = picture_of(reading_of(tokens_of("hi"), torch.ones(1, 1, 1, 1)))
+    assert drawn(picture).splitlines()[0] == "example   1 layer × 1 head   1 token   attention weights"
+
+
 def test_many_heads_are_set_in_blocks():
     tokens = tokens_of("one", "two", "three")
     picture = picture_of(reading_of(tokens, torch.full((2, 30, 3, 3), 1 / 3)), layer=1, head=29)

@@ -73,8 +73,8 @@ def title(page: Page) -> list[Text]:
     """The model, its size, the text's length, and what the numbers are."""
     layers, heads = len(page.picture.heads), len(page.picture.heads[0])
     facts = [
-        f"{layers} layers {page.glyphs.times} {heads} heads",
-        f"{len(page.labels)} tokens",
+        f"{_count(layers, 'layer')} {page.glyphs.times} {_count(heads, 'head')}",
+        _count(len(page.labels), "token"),
         *(["causal"] if page.picture.causal else []),
         "attention weights",
     ]
@@ -83,6 +83,10 @@ def title(page: Page) -> list[Text]:
         told = "The first token is set aside: its weight is shared out among the others."
         lines += paragraph(Text(told), page.width)
     return lines
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def grid(page: Page) -> list[Text]:
