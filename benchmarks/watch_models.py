@@ -1,17 +1,25 @@
 """What watching costs on real models: peak memory of each way in a process of its own, times taken in turn.
 
-    python benchmarks/watch_models.py [smollm2|minilm ...] [--tokens 4096] [--rounds 3]
+    python -m benchmarks.watch_models [smollm2|minilm ...] [--tokens 4096] [--sentences 256] [--rounds 3] [--json FILE]
+    python -m benchmarks.watch_models --quick
 
-smollm2: SmolLM2-135M as transformers loads it, real text, all 270 heads. minilm: MiniLM over 256 sentences in padded
+smollm2: SmolLM2-135M as transformers loads it, real text, all 270 heads. minilm: MiniLM over sentences in padded
 batches of 32. In each, "plain" is the model with transformers' "sdpa"; "later" watches it and asks nothing; "at once"
 watches it with entropy, received and top-8; "heedful" is the same with heedful's attention, which answers in the same
-pass. Before anything is measured, logits of the watched model are compared with the plain one's, bit by bit. Needs
-transformers, gguf, accelerate and the two packages with the models.
+pass. Before anything is measured, the output of the watched model is compared with the plain one's, bit by bit, and
+that of "heedful" up to rounding.
+
+Times are medians of ratios within a round, for one forward pass. Memory is the largest resident size of a fresh process
+during one forward pass, loading left out: "peak" with the model in it, "above" without. --quick shows that all of it
+runs (512 tokens, 32 sentences, one round) and measures nothing worth quoting.
+
+Exit status 1 if "later" takes more than 2 times, or "heedful" more than 1.25 times the time or 1.3 times the peak of
+"plain". Needs Linux, transformers, gguf, accelerate and the two packages with the models.
 """
 
 import argparse
+import json
 import pydoc_data.topics
-import resource
 import subprocess
 import sys
 import time
@@ -19,124 +27,198 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import heedful
 from heedful import Entropy, Received, TopK, huggingface, models
 
+from .timing import machine
+
 QUESTIONS = (Entropy(), Received(), TopK(8))
 WAYS = ("plain", "later", "at once", "heedful")
-LIMITS = {"later": (2.0, None), "heedful": (1.25, 1.3)}
+LIMITS = {"later": {"time": 2.0}, "heedful": {"time": 1.25, "peak": 1.3}}
+BATCH = 32
 
 
-def smollm2(tokens: int) -> tuple[Any, Callable[[Any], Any], int]:
-    """The model, how to run it, and the bytes that its weights would need as matrices."""
+class Case(NamedTuple):
+    """A loaded model, how to run it, the bytes that its weights would need as matrices, and what it reads."""
+
+    model: Any
+    forward: Callable[[Any], Any]
+    matrices: int
+    reads: str
+
+
+def smollm2(tokens: int, sentences: int) -> Case:
+    """SmolLM2 on `tokens` tokens of the Python documentation."""
     from transformers import AutoModelForCausalLM
 
     (path,) = models.CATALOGUE["smollm2"].checked_files()
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     text = " ".join(pydoc_data.topics.topics.values())
-    reader = models.load("smollm2").tokenizer
-    ids = torch.tensor([reader.encode(text[: 12 * tokens]).ids[:tokens]])
-    return model, lambda model: model(ids, use_cache=False).logits, 4 * 30 * 9 * tokens**2
+    ids = models.load("smollm2").tokenizer.encode(text[: 12 * tokens]).ids[:tokens]
+    given = torch.tensor([ids])
+    assert given.shape == (1, tokens)
+    matrices = 4 * 30 * 9 * tokens**2
+    return Case(model, lambda model: model(given, use_cache=False).logits, matrices, f"{tokens} tokens")
 
 
-def minilm(_: int) -> tuple[Any, Callable[[Any], Any], int]:
-    """The same for 256 sentences of the Python documentation, in padded batches of 32."""
+def minilm(tokens: int, sentences: int) -> Case:
+    """MiniLM on `sentences` sentences of the Python documentation."""
     from transformers import AutoTokenizer, BertModel
 
     path = models.CATALOGUE["minilm"].checked_files()[0]
     model = BertModel.from_pretrained(path.parent).eval()
     text = " ".join(" ".join(pydoc_data.topics.topics.values()).split())
-    sentences = [sentence for sentence in text.split(". ") if 40 < len(sentence) < 400][:256]
+    chosen = [sentence for sentence in text.split(". ") if 40 < len(sentence) < 400][:sentences]
+    assert len(chosen) == sentences
     tokenizer = AutoTokenizer.from_pretrained(path.parent)
     batches = [
-        tokenizer(sentences[i : i + 32], padding=True, return_tensors="pt")
-        for i in range(0, len(sentences), 32)
+        tokenizer(chosen[i : i + BATCH], padding=True, return_tensors="pt")
+        for i in range(0, sentences, BATCH)
     ]
     matrices = sum(4 * 6 * 12 * batch["input_ids"].numel() * batch["input_ids"].shape[1] for batch in batches)
-    return model, lambda model: [model(**batch).last_hidden_state for batch in batches][-1], matrices
+
+    def forward(model: Any) -> torch.Tensor:
+        return torch.cat([model(**batch).last_hidden_state.flatten() for batch in batches])
+
+    longest = max(batch["input_ids"].shape[1] for batch in batches)
+    return Case(model, forward, matrices, f"{sentences} sentences of at most {longest} tokens")
 
 
 CASES = {"smollm2": smollm2, "minilm": minilm}
 
 
-def run(way: str, model: Any, forward: Callable[[Any], Any]) -> tuple[Any, float]:
+def run(way: str, case: Case) -> tuple[torch.Tensor, float]:
     """The output and the seconds of one forward pass."""
     if way == "heedful":
-        huggingface.use(model)
+        huggingface.use(case.model)
     else:
-        model.set_attn_implementation("sdpa")
-    watching = (
-        nullcontext() if way == "plain" else heedful.watch(model, *(() if way == "later" else QUESTIONS))
-    )
+        case.model.set_attn_implementation("sdpa")
+    questions = () if way == "later" else QUESTIONS
+    watching = nullcontext() if way == "plain" else heedful.watch(case.model, *questions)
     with torch.no_grad(), watching:
         start = time.perf_counter()
-        output = forward(model)
+        output = case.forward(case.model)
         return output, time.perf_counter() - start
 
 
-def peak_of(case: str, way: str, tokens: int) -> float:
-    """Megabytes above the loaded model, measured in a process of its own."""
-    command = [sys.executable, __file__, case, "--tokens", str(tokens), "--child", way]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout.split()[-1])
+def check(case: Case) -> None:
+    """Watching changes no bit; heedful's attention changes the last ones only."""
+    plain = run("plain", case)[0]
+    assert torch.equal(run("later", case)[0], plain), "watching changed the output"
+    assert torch.equal(run("at once", case)[0], plain), "watching with questions changed the output"
+    torch.testing.assert_close(run("heedful", case)[0], plain, atol=1e-3, rtol=1e-3)
 
 
-def child(case: str, way: str, tokens: int) -> None:
-    model, forward, _ = CASES[case](tokens)
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of loading
-    run(way, model, forward)
-    peak = next(
-        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
-    )
-    print((int(peak.split()[1]) * 1024 - before) / 1e6, int(peak.split()[1]) * 1024 / 1e6)
+def times_of(case: Case, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each way, the ways in turn."""
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(rounds):
+        for way in WAYS:
+            times[way].append(run(way, case)[1])
+    return times
+
+
+def memory_of(name: str, way: str, options: argparse.Namespace) -> dict[str, float]:
+    """Megabytes of a process of its own: "peak", and "above" the loaded model."""
+    sizes = ["--tokens", str(options.tokens), "--sentences", str(options.sentences)]
+    command = [sys.executable, "-m", "benchmarks.watch_models", name, *sizes, "--child", way]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=root)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def child(case: Case, way: str) -> None:
+    """Print what `memory_of` reads."""
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of loading is forgotten
+    run(way, case)
+    peak = resident("VmHWM")
+    print(json.dumps({"peak": peak, "above": peak - before}))
+
+
+def resident(name: str) -> float:
+    """A resident size of this process, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6
+
+
+def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per way; the model is gone from memory before processes are measured."""
+    case = CASES[name](options.tokens, options.sentences)
+    check(case)
+    times = times_of(case, options.rounds)
+    facts = {"case": name, "reads": case.reads, "matrices_mb": case.matrices / 1e6}
+    del case
+    memory = {way: memory_of(name, way, options) for way in WAYS}
+    rows = []
+    for way in WAYS:
+        ratios = {
+            "time": median(a / b for a, b in zip(times[way], times["plain"], strict=True)),
+            "peak": memory[way]["peak"] / memory["plain"]["peak"],
+            "above": memory[way]["above"] / memory["plain"]["above"],
+        }
+        over = [what for what, limit in LIMITS.get(way, {}).items() if ratios[what] > limit]
+        sizes = {f"{what}_mb": size for what, size in memory[way].items()}
+        rows.append(
+            {**facts, "way": way, "seconds": median(times[way]), **sizes, "ratios": ratios, "over": over}
+        )
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A table of one case."""
+    print(f"{rows[0]['case']}, {rows[0]['reads']}; as matrices: {rows[0]['matrices_mb']:.0f} MB")
+    for row in rows:
+        ratios = row["ratios"]
+        print(
+            f"  {row['way']:<8} {row['seconds']:7.2f} s  x {ratios['time']:4.2f}   peak {row['peak_mb']:6.0f} MB  "
+            f"x {ratios['peak']:4.2f}   above the model {row['above_mb']:6.0f} MB  x {ratios['above']:4.2f}"
+            + "".join(f"   over the limit of {LIMITS[row['way']][what]} in {what}" for what in row["over"]),
+            flush=True,
+        )
 
 
 def main() -> int:
     """Print a table for each case; 1 if a limit is passed."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.watch_models",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="which; both if none is named")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)}; both if none is named")
     parser.add_argument("--tokens", type=int, default=4096, help="length of the text for smollm2")
+    parser.add_argument("--sentences", type=int, default=256, help="how many minilm reads")
     parser.add_argument("--rounds", type=int, default=3, help="how often each way is timed")
+    parser.add_argument("--quick", action="store_true", help="512 tokens, 32 sentences, one round")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    unknown = [name for name in options.cases if name not in CASES]
+    if unknown:
+        parser.error(f"there is no case {unknown[0]!r}; there are {', '.join(CASES)}")
+    if options.quick:
+        options.tokens, options.sentences, options.rounds = 512, BATCH, 1
     if options.child:
-        child(options.cases[0], options.child, options.tokens)
+        child(CASES[options.cases[0]](options.tokens, options.sentences), options.child)
         return 0
-    over = False
-    for case in options.cases or CASES:
-        model, forward, matrices = CASES[case](options.tokens)
-        plain = run("plain", model, forward)[0]
-        assert torch.equal(run("at once", model, forward)[0], plain), "watching changed the output"
-        torch.testing.assert_close(run("heedful", model, forward)[0], plain, atol=1e-3, rtol=1e-3)
-        times = {way: [] for way in WAYS}
-        for _ in range(options.rounds):
-            for way in WAYS:
-                times[way].append(run(way, model, forward)[1])
-        del model, plain
-        peaks = {way: peak_of(case, way, options.tokens) for way in WAYS}
-        print(f"{case}: the matrices alone would be {matrices / 1e9:.1f} GB")
-        for way in WAYS:
-            ratio = median(a / b for a, b in zip(times[way], times["plain"], strict=True))
-            memory = peaks[way] / peaks["plain"]
-            passed = [
-                limit
-                for limit, x in zip(LIMITS.get(way, (None, None)), (ratio, memory), strict=True)
-                if limit and x > limit
-            ]
-            over |= bool(passed)
-            print(
-                f"  {way:<8} {median(times[way]):7.2f} s  x {ratio:4.2f}   peak {peaks[way]:6.0f} MB  x {memory:4.2f}"
-                + (f"   over the limit of {passed}" if passed else "")
-            )
-    return int(over)
+    described = machine()
+    print(f"{described['processor']}, {described['threads']} threads, load {described['load_average']}")
+    rows = []
+    for name in options.cases or CASES:
+        rows += measure(name, options)
+        show(rows[-len(WAYS) :])
+    if options.json:
+        report = {"machine": described, "quick": options.quick, "rounds": options.rounds, "rows": rows}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return int(any(row["over"] for row in rows) and not options.quick)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
