@@ -30,6 +30,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 
 import heedful
 from heedful import Entropy, Received, TopK, huggingface, models
@@ -53,10 +54,10 @@ class Case(NamedTuple):
 
 def smollm2(tokens: int, sentences: int) -> Case:
     """SmolLM2 on `tokens` tokens of the Python documentation."""
-    from transformers import AutoModelForCausalLM
-
     (path,) = models.CATALOGUE["smollm2"].checked_files()
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
     text = " ".join(pydoc_data.topics.topics.values())
     ids = models.load("smollm2").tokenizer.encode(text[: 12 * tokens]).ids[:tokens]
     given = torch.tensor([ids])
@@ -67,14 +68,12 @@ def smollm2(tokens: int, sentences: int) -> Case:
 
 def minilm(tokens: int, sentences: int) -> Case:
     """MiniLM on `sentences` sentences of the Python documentation."""
-    from transformers import AutoTokenizer, BertModel
-
     path = models.CATALOGUE["minilm"].checked_files()[0]
-    model = BertModel.from_pretrained(path.parent).eval()
+    model = transformers.BertModel.from_pretrained(path.parent).eval()
     text = " ".join(" ".join(pydoc_data.topics.topics.values()).split())
     chosen = [sentence for sentence in text.split(". ") if 40 < len(sentence) < 400][:sentences]
     assert len(chosen) == sentences
-    tokenizer = AutoTokenizer.from_pretrained(path.parent)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent)
     batches = [
         tokenizer(chosen[i : i + BATCH], padding=True, return_tensors="pt")
         for i in range(0, sentences, BATCH)
@@ -197,6 +196,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    transformers.logging.disable_progress_bar()
     unknown = [name for name in options.cases if name not in CASES]
     if unknown:
         parser.error(f"there is no case {unknown[0]!r}; there are {', '.join(CASES)}")

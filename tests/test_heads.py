@@ -6,7 +6,7 @@ from torch import Tensor
 
 import heedful
 from heedful import Weights, masks
-from heedful.heads import CLASSES, KINDS, NEAR, Kinds, classify, rollout
+from heedful.heads import CLASSES, KINDS, NEAR, Kinds, classify, question_about, rollout
 
 WORDS = [
     *["the", "cat", "sat", "on", "the", "mat", ".", "then", "the", "dog", "sat"],
@@ -100,6 +100,19 @@ def test_even_attention_is_broad_however_short_the_text() -> None:
             found = classify(weights_like(logits, mask), [f"w{i}" for i in range(length)])
             assert [each.label for each in found] == ["broad", "broad"]
             assert found[0].score == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("separators", [None, [i % 4 == 3 for i in range(L)]])
+def test_asked_in_the_same_pass_as_others_it_is_not_asked_again(separators, monkeypatch) -> None:
+    looks = torch.stack([pattern(look) for look in LOOKS.values()])
+    question = question_about(WORDS, separators=separators)
+    expected = classify(weights_like(looks), WORDS, separators=separators)
+    key = torch.eye(L).expand(1, len(LOOKS), L, L)
+    _, weights = heedful.scaled_dot_product_attention(
+        looks[None], key, key, scale=1.0, reduce=(heedful.Entropy(), question)
+    )
+    monkeypatch.setattr(Kinds, "panel", lambda self, panel: pytest.fail("asked again"))
+    assert classify(weights, WORDS, separators=separators) == expected
 
 
 def test_too_few_queries_name_no_class() -> None:

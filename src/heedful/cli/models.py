@@ -7,8 +7,9 @@ def models() -> None:
     """List the models that can read a text, and how to install the missing ones.
 
     \b
-    Example:
-      heedful see "The cat sat on the mat." --model minilm
+    Examples:
+      heedful see "The cat sat on the mat." --model tiny
+      heedful see "The cat sat on the mat." --model runs/latest
     """  # noqa: D301 - typer reads \b as: keep these lines as they are
     from rich.text import Text
 
@@ -21,4 +22,5 @@ def models() -> None:
         lines += paragraph(Text.assemble((entry.name, "bold"), "  ", entry.description), width)
         state = f"  installed: {entry.package}" if entry.installed else f"  not installed: {entry.install}"
         lines.append(Text(state, style="dim" if entry.installed else ""))
+    lines += paragraph(Text("Others go by their folder: a run of `heedful train`, or a Hugging Face model."), width)
     write_lines(lines)
