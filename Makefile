@@ -13,7 +13,7 @@ KERNEL := $(NATIVE)/_compile.py $(wildcard $(NATIVE)/src/*)
 export SENTENCE ?= The animal didn't cross the street because it was too tired.
 
 .DEFAULT_GOAL := help
-.PHONY: help see setup test test-slow test-outside check fix native bench docs clean
+.PHONY: help see setup test test-slow test-outside check fix native sanitize bench docs clean
 
 help: ## Show this list
 	@echo "usage: make TARGET"
@@ -44,6 +44,18 @@ fix: $(VENV)/.setup ## Format, and repair what the linter can
 
 native: $(VENV)/.see ## Compile the native kernel in place, and say what was made
 	$(BIN)/python $(NATIVE)/_compile.py
+
+# Checking builds are loaded into an ordinary Python, so the runtime of the sanitizer must come first.
+CHECKED := -m "not slow" -k native tests/test_native.py tests/contract
+RUNTIME = $(shell $${CXX:-c++} -print-file-name=lib$(1).so)
+
+sanitize: $(VENV)/.setup ## The contract suite over builds of the kernel that check memory, arithmetic and threads
+	$(BIN)/python $(NATIVE)/_compile.py --sanitize address --into build/address
+	LD_PRELOAD="$(call RUNTIME,asan) $(call RUNTIME,ubsan)" ASAN_OPTIONS=detect_leaks=0 \
+	HEEDFUL_NATIVE_LIBRARIES=build/address $(BIN)/python -m pytest -n auto $(CHECKED)
+	$(BIN)/python $(NATIVE)/_compile.py --sanitize thread --into build/thread
+	LD_PRELOAD="$(call RUNTIME,tsan)" HEEDFUL_NATIVE_LIBRARIES=build/thread \
+	$(BIN)/python -m pytest -n auto $(CHECKED)
 
 bench: $(VENV)/.see ## Peak memory of asking and learning at 8,192 and 16,384 tokens
 	$(BIN)/python benchmarks/memory.py

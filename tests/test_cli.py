@@ -339,3 +339,24 @@ def test_ctrl_c_leaves_quietly_with_130():
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
+
+
+def test_info_says_what_is_in_use_and_what_is_left_to_panels():
+    found = json.loads(heedful("info", "--json").stdout)
+    shown = heedful("info").stdout
+    assert found["heedful"] == __version__
+    assert found["order"] == ["native", "panels"]
+    if found["native"]["reason"]:
+        assert f"not in use: {found['native']['reason']}" in " ".join(shown.split())
+    else:
+        assert f"in use: {found['native']['in_use']}, compiled by" in shown
+        assert set(found["left_to_panels"]) == {"float64", "edit=", "dropout_p > 0"}
+        assert all(found["left_to_panels"].values())
+
+
+def test_info_without_a_kernel_says_why(tmp_path):
+    done = heedful_process("info", HEEDFUL_NATIVE_LIBRARIES=str(tmp_path))
+    assert done.returncode == 0
+    shown = " ".join(done.stdout.decode().split())
+    assert "native not in use: the native kernel was not compiled when heedful was installed" in shown
+    assert "panels takes every call" in shown

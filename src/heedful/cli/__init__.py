@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from heedful.checking.command import check
+from heedful.cli.info import info
 from heedful.cli.models import models
 from heedful.cli.see import see
 from heedful.train.command import schedule, train
@@ -17,6 +18,7 @@ app.command()(models)
 app.command()(check)
 app.command()(train)
 app.command()(schedule)
+app.command()(info)
 
 
 def _version(wanted: bool) -> None:
