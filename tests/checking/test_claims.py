@@ -41,6 +41,7 @@ def test_polarity(text: str, meaning: str | None) -> None:
         ("query: (B, H, L, D)", "bhld"),
         ("q of shape (batch, seq, n_heads, head_dim)", "blhd"),
         ("key: (B, H, L, D)", None),
+        ("x: (..., L, D)", None),
         ("query: a tensor (see below)", None),
     ],
 )

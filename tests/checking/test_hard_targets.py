@@ -63,6 +63,14 @@ def raises(q, k, v):
 
 
 number = 3
+
+
+class Turn:
+    def rotate(self, x):
+        return x
+
+
+turn = Turn()
 """
 
 
@@ -120,6 +128,9 @@ def test_megabytes_of_output_do_no_harm(folder: Path) -> None:
 EXPLAINED = {
     "model.py:exits": "it ends the program (sys.exit) when it is called: enough",
     "model.py:number": "model.py:number can't be called: it is of type int.",
+    "model.py:turn": (
+        "model.py:turn can't be called: it is of type Turn. One of its methods can be: add a dot and its name (rotate)."
+    ),
     "model.py:attn": "{folder}/model.py has no name 'attn'. It has: attention.",
     "nothing.py:f": "there is no file {folder}/nothing.py.",
     "broken.py:f": "{folder}/broken.py has a syntax error on line 1: invalid syntax\n    def f(:",

@@ -112,9 +112,10 @@ def nameless(x: Tensor) -> Tensor:
 
 def test_a_parameter_whose_name_says_nothing_can_be_told() -> None:
     assert check(nameless).explanation == (
-        "I can't tell which parameters are key and value: the parameters are (x). Name them query, key and value (or "
-        "q, k, v). If they come in one tensor, name it qkv or say its layout: --layout bl3hd is (batch, length, 3, "
-        "heads, size)."
+        "I can't tell which parameter is the key, which the value; the parameters are (x). Name them query, key and "
+        "value (or q, k, v). If they come in one tensor, name it qkv or say its layout: --layout bl3hd is (batch, "
+        "length, 3, heads, size). If it isn't attention, say what it is with --kind (attention, positions, rotary, "
+        "mask, cache)."
     )
     assert check(nameless, layout="bl3hd").verdict == "right"
 

@@ -1,6 +1,5 @@
 """No false alarm: attention that other people wrote, and conventions that are only conventions."""
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,8 @@ import wrong_rotary
 from torch import Tensor, nn
 from torch.nn import functional
 
+import heedful
+from heedful.backends import native
 from heedful.checking import Diagnosis, check
 
 
@@ -52,36 +53,6 @@ def test_torchs_module_with_other_widths() -> None:
     right(nn.MultiheadAttention(24, 3, kdim=10, vdim=12, batch_first=True))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bert",
-        "llama",
-        "gpt2",
-        "gemma2",
-        "vit",
-        "whisper",
-        "bart",
-        "gpt_neox",
-        "t5",
-        "mistral",
-        "qwen2",
-        "phi3",
-    ],
-)
-def test_transformers_eager_functions(name: str) -> None:
-    pytest.importorskip("transformers")
-    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    found = right(module.eager_attention_forward)
-    assert hazards(found) == ["empty-row-nan", "masked-nan-leak"]
-    assert {"mask is added to the scores (0 and -inf)", "weights per head"} <= set(found.conventions)
-
-
-def test_onnx_reference() -> None:
-    module = pytest.importorskip("onnx.reference.ops.op_attention")
-    assert hazards(right(module._compute_attention)) == ["masked-nan-leak"]
-
-
 def scaled_by_the_caller(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention for a query that is already scaled."""
     return torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(3), v)
@@ -110,6 +81,12 @@ def start_aligned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def apply_rotary_gathered(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Neighbors turn together and come back as halves, as in DeepSeek's models."""
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
 @pytest.mark.parametrize(
     ("target", "convention"),
     [
@@ -124,6 +101,10 @@ def start_aligned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (wrong_positions.make(), "columns in pairs (sine, cosine, ...)"),
         (wrong_positions.module(), "layout (batch, length, features)"),
         (wrong_rotary.make(), "columns pair up as neighbors (2i and 2i + 1)"),
+        (
+            apply_rotary_gathered,
+            "columns come back as halves (scores are the same when query and key both do)",
+        ),
         (wrong_cache.make(), "turns queries and keys: interleaved rotary, base 10000"),
         (wrong_cache.make(base=wrong_cache.Static), "always causal"),
         (wrong_cache.make(base=wrong_cache.Resettable), "the cache is emptied by reset_cache()"),
@@ -133,10 +114,21 @@ def test_a_convention_is_reported_and_not_accused(target: Callable[..., Any], co
     assert convention in right(target).conventions
 
 
-def test_half_split_rotary_of_transformers() -> None:
-    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-    found = right(llama.apply_rotary_pos_emb)
-    assert "columns pair up as halves (i and i + D/2)" in found.conventions
+@pytest.mark.parametrize(
+    "target",
+    [
+        heedful.MultiHeadAttention,
+        heedful.MultiHeadAttention(32, 4, num_kv_heads=2),
+        heedful.scaled_dot_product_attention,
+        heedful.positional_encoding,
+        heedful.Sinusoidal(),
+        heedful.Rotary().rotate,
+        heedful.Rotary(layout="interleaved").rotate,
+    ],
+    ids=str,
+)
+def test_heedfuls_own(target: Callable[..., Any]) -> None:
+    assert hazards(right(target)) == []
 
 
 def test_with_one_head_it_says_what_it_cannot_tell() -> None:
@@ -148,9 +140,10 @@ def test_with_one_head_it_says_what_it_cannot_tell() -> None:
     )
 
 
-@pytest.mark.parametrize("backend", ["reference", "panels", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "panels", "native", "auto"])
 def test_heedfuls_own_backends(backend: str) -> None:
-    import heedful
+    if backend == "native" and native.info().reason is not None:
+        pytest.skip(f"native: {native.info().reason}")
 
     def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Any:
         return heedful.scaled_dot_product_attention(query, key, value, mask, backend=backend)

@@ -25,6 +25,20 @@ def softmax_low_precision(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
 
 
+def softmax_not_rescaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Online softmax in blocks of 64; only the output is rescaled."""
+    top = torch.full((*q.shape[:3], 1), -1e30)
+    total, mixed = torch.zeros_like(top), torch.zeros(*q.shape[:3], v.size(3))
+    for keys, values in zip(k.split(64, 2), v.split(64, 2), strict=True):
+        scores = torch.einsum("bhid,bhjd->bhij", q, keys).float() / q.size(3) ** 0.5
+        higher = torch.maximum(top, scores.amax(3, keepdim=True))
+        e = torch.exp(scores - higher)
+        total += e.sum(3, keepdim=True)
+        mixed = mixed * torch.exp(top - higher) + torch.einsum("bhij,bhjd->bhid", e, values.float())
+        top = higher
+    return (mixed / total).to(q.dtype)
+
+
 def softmax_half_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Online softmax, block by block, with everything in the dtype of the inputs."""
     top = torch.full_like(q[..., :1], -math.inf)

@@ -73,6 +73,7 @@ FUNCTIONS = [
     "softmax-overflow",
     "softmax-low-precision",
     "softmax-half-sums",
+    "softmax-not-rescaled",
     "mask-inverted",
     "mask-on-heads",
     "padding-ignored",

@@ -113,3 +113,16 @@ def test_nobody_is_accused_and_the_table_is_true(row: str) -> None:
 def test_the_table_has_no_other_rows() -> None:
     named = {row if "eager" not in row else "transformers' eager functions" for row in ROWS}
     assert table().keys() - {"implementation"} == named
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_conventions_of_transformers(name: str) -> None:
+    wanted = {"mask is added to the scores (0 and -inf)", "weights per head"}
+    assert wanted <= set(transformers(name).conventions)
+
+
+def test_half_split_rotary_of_transformers() -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    found = check(llama.apply_rotary_pos_emb)
+    assert (found.verdict, found.mistakes) == ("right", ()), str(found)
+    assert "columns pair up as halves (i and i + D/2)" in found.conventions

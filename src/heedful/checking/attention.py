@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checking import construction, functions, modules
+from heedful.checking.calling import CallFailed
 from heedful.checking.cases import CROSS, Shape
 from heedful.checking.claims import Claims, read
 from heedful.checking.conclusion import conclude
@@ -28,7 +29,9 @@ from heedful.checking.randomness import probability, report_noise, still, traini
 from heedful.checking.readings import Reading, always_on
 from heedful.checking.roles import parameters, role_of
 from heedful.checking.search import Evidence, Hypothesis, extend
-from heedful.checking.steps import bias_step, causal_step, grouped_step, long_step, weights_step
+from heedful.checking.stages import Window
+from heedful.checking.steps import bias_step, causal_step, grouped_step, long_step, reached_by, weights_step
+from heedful.checking.windows import seen_windows
 
 LOOSE = 3e-2  # of the largest value: what half precision inside may cost
 Progress = Callable[[str], None]
@@ -163,22 +166,35 @@ def more_general(exam: Exam, others: Sequence[Exam], tolerance: float) -> Exam:
 
 
 def ordered(exam: Exam, readings: Sequence[Reading]) -> list[Reading]:
-    """The readings, likely ones first: causal ones if queries' answers depend on different values."""
-    reached = reach(exam)
+    """The readings, likely ones first: with a window if there is one, causal if answers depend on different values."""
+    reached = reach(exam.evidence[0], exam.caller)
     causal = not bool((reached == reached[0]).all())
+    near = [
+        replace(reading, window=window)
+        for window in windows_of(exam, reached)
+        for reading in readings
+        if reading.alibi is None and reading.causal == (None if window.after else window.align)
+    ]
+    readings = [*near, *readings]
     return sorted(readings, key=lambda r: (-r.most, (r.causal is not None) != causal))
 
 
-def reach(exam: Exam) -> Tensor:
+def windows_of(exam: Exam, reached: Tensor) -> list[Window]:
+    """The windows that explain who is reached; where there are two, the one that equal lengths confirm."""
+    found = seen_windows(reached)
+    if len(found) < 2:
+        return found
+    try:
+        equal = exam.look(exam.caller.base(replace(exam.shape, queries=CROSS.queries, keys=CROSS.queries)))
+    except CallFailed:
+        return found
+    confirmed = seen_windows(reach(equal, exam.caller))
+    return [w for w in found if any((w.before, w.after) == (c.before, c.after) for c in confirmed)] or found
+
+
+def reach(item: Evidence, caller: Any) -> Tensor:
     """Which queries' answers depend on which values: bool (L, S), found by changing one value at a time."""
-    item = exam.evidence[0]
-    columns = []
-    for index in range(item.case.shape.keys):
-        value = item.case.value.clone()
-        value[:, :, index] += 1.0
-        seen = exam.caller.observe(item.case.with_side("value", value)).output
-        moved = (seen - item.seen.output).abs().nan_to_num(1.0)
-        columns.append(moved.amax((0, 1, 3) if item.seen.form == "bhld" else (0, 2)) > 1e-6)
+    columns = [reached_by(index, item, caller) for index in range(item.case.shape.keys)]
     return torch.stack(columns, dim=1)
 
 

@@ -120,6 +120,8 @@ def layout_of(target_texts: list[tuple[str, str]]) -> Claim | None:
         if shape is None:
             continue
         axes = [a.strip().lower() for a in re.split(r"[,\s]+", shape.group(1).strip()) if a.strip()]
+        if any(a.startswith(("...", "*")) for a in axes):
+            continue
         head = next(
             (i for i, a in enumerate(axes) if re.fullmatch(r"h|n_?heads?|num_?heads?|heads?|nh|hq", a)), None
         )

@@ -20,6 +20,10 @@ def conclude(exam: Exam) -> None:
         )
     exam.record.convention(*layout_words(exam.caller))
     causality(exam, exam.best)
+    window = exam.best.reading.window
+    if window is not None:
+        around = f" and {window.after} after" if window.after else ""
+        exam.record.convention(f"a query sees its own position, {window.before} before{around}")
     if exam.best.reading.alibi is not None:
         how = "distance" if exam.best.reading.alibi == "distance" else "the key's position"
         exam.record.convention(f"adds ALiBi by {how}")

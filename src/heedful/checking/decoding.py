@@ -3,7 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from heedful.checking import catalogue
 from heedful.checking.calling import CallFailed, call_quietly
 from heedful.checking.cases import Case
+from heedful.checking.chain import Chain
 from heedful.checking.exam import Exam
 from heedful.checking.examination import compared
 from heedful.checking.fit import error_of, gap, simplest
 from heedful.checking.module_calls import Module
-from heedful.checking.search import cast, chain
-from heedful.checking.stages import Call, attend
+from heedful.checking.search import cast
+from heedful.checking.stages import RIGHT, Call, attend
 
 LENGTH = 5
 PLANS = ((1, 1, 1, 1, 1), (2, 1, 2))
@@ -46,20 +47,13 @@ def unwritten(written: int) -> int:
 
 
 @dataclass(frozen=True)
-class CacheStages:
+class CacheStages(Chain):
     """What a cache does; the defaults are right."""
 
     remembered: Callable[..., Any] = remembered
     position: Callable[..., Any] = position
     align: Callable[..., Any] = align
     unwritten: Callable[..., Any] = unwritten
-    replaced: frozenset[str] = field(default=frozenset())
-
-    def with_wrong(self, wrong: dict[str, Callable[..., Any]]) -> "CacheStages | None":
-        """A copy with these parts replaced, or None where one of them has been replaced already."""
-        if self.replaced & wrong.keys():
-            return None
-        return replace(self, **wrong, replaced=self.replaced | wrong.keys())
 
 
 def has_cache(caller: Any) -> bool:
@@ -110,7 +104,7 @@ def predicted(
 def steps(exam: Exam, case: Case, plan: Sequence[int], stages: CacheStages) -> Iterator[Tensor]:
     """The outputs of one plan, step by step."""
     done, places = 0, []
-    attention = chain(exam.best.variants)
+    attention = RIGHT.with_all(exam.best.variants)
     assert attention is not None
     for new in plan:
         places += [stages.position(done) + i for i in range(new)]

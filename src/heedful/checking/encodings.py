@@ -216,9 +216,7 @@ def half_precision(record: Record, fit: Fit, make: Make, width: int, right: Tabl
     except CallFailed as error:
         record.untold.append(f"{LONG} positions: {error}")
         return
-    stages = right
-    for _, variant in fit.made:
-        stages = stages.with_wrong(dict(variant.stages)) or stages
+    stages = fit.stages(right)
     away = (seen - table(LONG, width, fit.reading, stages)).abs().amax(1)
     if away.max() > LOOSE:
         position = int((away > LOOSE).nonzero()[0])

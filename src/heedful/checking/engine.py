@@ -24,13 +24,23 @@ def examine(
     torch.set_num_threads(1)
     try:
         if not callable(target):
-            raise CannotCheck(f"{title} can't be called: it is of type {type(target).__name__}.")
+            raise CannotCheck(
+                f"{title} can't be called: it is of type {type(target).__name__}.{methods(target)}"
+            )
         with quiet():
             return examiner(target, options)(target, title, options, progress).diagnosis()
     except CannotCheck as problem:
         return Diagnosis(title, UNCLEAR, explanation=f"{problem}{gpu(str(problem))}")
     finally:
         torch.set_num_threads(threads)
+
+
+def methods(target: Any) -> str:
+    """A hint at what of an object could be checked instead."""
+    own = [n for n in dir(type(target)) if not n.startswith("_") and callable(getattr(target, n, None))]
+    if not own or type(target).__module__ == "builtins":
+        return ""
+    return f" One of its methods can be: add a dot and its name ({', '.join(own[:6])})."
 
 
 def examiner(target: Any, options: Options) -> Callable[[Any, str, Options, Progress], Record]:

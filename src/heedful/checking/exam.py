@@ -9,8 +9,8 @@ import torch
 from heedful.checking.cases import Case, Shape
 from heedful.checking.claims import Claims
 from heedful.checking.examination import Record, searched
-from heedful.checking.search import Evidence, Hypothesis, cast, chain, extend
-from heedful.checking.stages import Sizes, attend
+from heedful.checking.search import Evidence, Hypothesis, cast, extend
+from heedful.checking.stages import RIGHT, Sizes, attend
 
 ALL = ("softmax", "scale", "mask", "causal", "heads", "operands", "module", "positions")
 
@@ -78,7 +78,7 @@ class Exam:
 
     def largest_score(self, case: Case) -> float:
         """The largest score before softmax, by the best hypothesis."""
-        stages = chain(self.best.variants)
+        stages = RIGHT.with_all(self.best.variants)
         assert stages is not None
         call = self.caller.explain(case, self.best.reading, self.evidence[0].seen.form)
         logits = attend(

@@ -1,15 +1,17 @@
 """The search for everything that isn't attention itself: tables, rotations, masks, caches."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from heedful.checking.catalogue.entry import Mistake
+from heedful.checking.chain import Chain
 from heedful.checking.search import Made, largest, subsets
 
 Predict = Callable[[Any, Any], Sequence[Tensor]]
+C = TypeVar("C", bound=Chain)
 CLOSE = 2e-4
 
 
@@ -20,12 +22,18 @@ class Fit(NamedTuple):
     made: tuple[Made, ...]
     error: float
 
+    def stages(self, right: C) -> C:
+        """The stages that reproduce it."""
+        chain = right.with_all(m.variant for m in self.made)
+        assert chain is not None
+        return chain
+
 
 def simplest(
     seen: Sequence[Tensor],
     readings: Iterable[Any],
     mistakes: Sequence[Mistake],
-    right: Any,
+    right: Chain,
     predict: Predict,
     tolerance: float = CLOSE,
 ) -> Fit | None:
@@ -35,7 +43,7 @@ def simplest(
         seen: What the target returned, a tensor for each input.
         readings: Conventions, most likely first.
         mistakes: Entries that may be combined, at most two.
-        right: The right stages, with a method `with_wrong`.
+        right: The right stages.
         predict: From a reading and stages to what should have been seen.
         tolerance: Error to accept, relative to the largest value.
     """
@@ -50,12 +58,10 @@ def simplest(
 
 
 def error_of(
-    seen: Sequence[Tensor], reading: Any, made: Iterable[Made], right: Any, predict: Predict
+    seen: Sequence[Tensor], reading: Any, made: Iterable[Made], right: Chain, predict: Predict
 ) -> float:
     """Largest relative error of one hypothesis; infinite where it makes no sense."""
-    stages = right
-    for _, variant in made:
-        stages = stages.with_wrong(dict(variant.stages)) if stages is not None else None
+    stages = right.with_all(m.variant for m in made)
     if stages is None:
         return torch.inf
     try:

@@ -13,7 +13,7 @@ from heedful.checking.calling import CallFailed
 from heedful.checking.cases import SUITES, Shape, plain
 from heedful.checking.claims import Claims
 from heedful.checking.function_calls import Function
-from heedful.checking.options import Options
+from heedful.checking.options import KINDS, Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.roles import assign, parameters
 
@@ -47,9 +47,10 @@ def function_of(target: Callable[..., Any], options: Options) -> Function:
     missing = [side for side in SIDES if side not in names and (packed is None or side not in packed.hides)]
     if missing:
         raise CannotCheck(
-            f"I can't tell which parameters are {' and '.join(missing)}: the parameters are "
+            f"I can't tell which parameter is the {', which the '.join(missing)}; the parameters are "
             f"({', '.join(p.name for p in parameters(target))}). Name them query, key and value (or q, k, v). If they "
-            "come in one tensor, name it qkv or say its layout: --layout bl3hd is (batch, length, 3, heads, size)."
+            "come in one tensor, name it qkv or say its layout: --layout bl3hd is (batch, length, 3, heads, size). If "
+            f"it isn't attention, say what it is with --kind ({', '.join(KINDS)})."
         )
     if "mask" not in names:
         fourth = [

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from heedful.checking.calling import CallFailed
 from heedful.checking.exam import Exam
-from heedful.checking.search import Evidence, Hypothesis, cast, chain, largest
-from heedful.checking.stages import attend
+from heedful.checking.search import Evidence, Hypothesis, cast, largest
+from heedful.checking.stages import RIGHT, attend
 
 CLOSE = 1e-3
 
@@ -48,7 +48,7 @@ def gradients(exam: Exam) -> None:
 
 def right_gradients(item: Evidence, hypothesis: Hypothesis, direction: Tensor) -> dict[str, Tensor] | None:
     """Gradients of what the target computes, mistakes included, by side."""
-    stages = chain(hypothesis.variants)
+    stages = RIGHT.with_all(hypothesis.variants)
     call = cast(item.explain(item.case, hypothesis.reading, item.seen.form), torch.float64)
     if stages is None:
         return None

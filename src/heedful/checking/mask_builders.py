@@ -1,7 +1,7 @@
 """Examines a function that builds an attention mask: causal, for padding, or both."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from heedful.checking import catalogue
 from heedful.checking.calling import CallFailed, call_quietly, tensors_in
+from heedful.checking.chain import Chain
 from heedful.checking.claims import Claim, polarity, read, texts
 from heedful.checking.examination import Record
 from heedful.checking.fit import Fit, simplest
@@ -46,18 +47,11 @@ def real(lengths: Tensor, keys: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BuilderStages:
+class BuilderStages(Chain):
     """One function per part of a mask; the defaults are right."""
 
     causal: Callable[..., Any] = causal
     real: Callable[..., Any] = real
-    replaced: frozenset[str] = field(default=frozenset())
-
-    def with_wrong(self, wrong: dict[str, Callable[..., Any]]) -> "BuilderStages | None":
-        """A copy with these parts replaced, or None where one of them has been replaced already."""
-        if self.replaced & wrong.keys() or wrong.keys() - {"causal", "real"}:
-            return None
-        return replace(self, **wrong, replaced=self.replaced | wrong.keys())
 
 
 @dataclass(frozen=True)

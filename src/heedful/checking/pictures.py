@@ -10,7 +10,7 @@ from heedful.checking import cases
 from heedful.checking.catalogue.entry import Mistake, Variant
 from heedful.checking.function_calls import joined_call
 from heedful.checking.readings import Reading
-from heedful.checking.search import cast, chain, difference
+from heedful.checking.search import cast, difference
 from heedful.checking.stages import RIGHT, Call, Linear, Result, Stages, attend
 from heedful.checking.tables import TableReading, TableStages, TurnReading, TurnStages, rotated, table
 
@@ -68,7 +68,7 @@ def calls(entry: Mistake) -> list[Call]:
 
 def compared(call: Call, variant: Variant) -> list[str]:
     """Right and wrong weights side by side; right and wrong output where only that differs."""
-    stages = chain([variant])
+    stages = RIGHT.with_all([variant])
     call = cast(call, torch.float64)
     own = replace(call, query=call.query.clone(), key=call.key.clone(), value=call.value.clone())
     if stages is None:
@@ -146,7 +146,7 @@ def waves(values: Tensor) -> list[str]:
 
 def tables(entry: Mistake) -> list[str]:
     """Right and wrong table: a row for each position, a cell for each column."""
-    stages = TableStages().with_wrong(dict(entry.variants[0].stages))
+    stages = TableStages().with_all(entry.variants[:1])
     if stages is None:
         return []
     width = 7 if entry.name == "positions-odd-size" else 8
@@ -164,7 +164,7 @@ def tables(entry: Mistake) -> list[str]:
 
 def rotations(entry: Mistake) -> list[str]:
     """Right and wrong scores of one query and key at all pairs of positions: the same along diagonals, if right."""
-    stages = TurnStages().with_wrong(dict(entry.variants[0].stages))
+    stages = TurnStages().with_all(entry.variants[:1])
     if stages is None:
         return []
     random = torch.Generator().manual_seed(4)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from heedful.checking.cases import Case
-from heedful.checking.stages import Call, Rotation
+from heedful.checking.stages import Call, Rotation, Window
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Reading:
         mask: "keep" (True = may attend), "block" (True = blocked) or "add" (added to the scores).
         padding: The same for a padding mask.
         causal: Alignment of a causal mask that is always on: "start" or "end"; None when there is none.
+        window: How far a query sees around its own position; None when there is no limit.
         flag: Alignment of the causal mask that a flag turns on.
         alibi: "distance" or "key" when the target adds ALiBi by itself.
         rotary: Rotation that the target applies to queries and keys by itself.
@@ -24,6 +25,7 @@ class Reading:
     mask: str = "keep"
     padding: str = "keep"
     causal: str | None = None
+    window: Window | None = None
     flag: str | None = None
     alibi: str | None = None
     rotary: Rotation | None = None
@@ -46,6 +48,7 @@ class Reading:
             padding=padding,
             bias=case.bias,
             causal=self.flag if case.causal else self.causal,
+            window=self.window,
             alibi=self.alibi,
             rotary=self.rotary,
             merged=form == "ble",

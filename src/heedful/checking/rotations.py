@@ -66,11 +66,12 @@ def explain(way: Way) -> Fit | None:
 def readings(way: Way) -> list[TurnReading]:
     """Conventions, most likely first."""
     starts = (0, 1) if way.own_positions else (0,)
+    layouts = (("half", False), ("interleaved", False), ("interleaved", True))
     return [
-        TurnReading(layout, sign, start)
+        TurnReading(layout, gathered, sign, start)
         for start in starts
         for sign in (1, -1)
-        for layout in ("half", "interleaved")
+        for layout, gathered in layouts
     ]
 
 
@@ -93,6 +94,8 @@ def write(record: Record, way: Way, fit: Fit, claims: Claims) -> None:
         )
     elif way.tells_layout:
         record.convention(f"columns pair up {LAYOUTS[reading.layout]}")
+    if reading.gathered:
+        record.convention("columns come back as halves (scores are the same when query and key both do)")
     record.convention(*way.words)
     if reading.sign < 0:
         record.convention("turns backward (scores are the same, weights of other models don't fit)")
@@ -104,9 +107,7 @@ def far_positions(record: Record, way: Way, fit: Fit) -> None:
     """Thousands of tokens, where angles in half precision show; in float32 and in bfloat16."""
     if not way.own_positions:
         return
-    stages = RIGHT
-    for _, variant in fit.made:
-        stages = stages.with_wrong(dict(variant.stages)) or stages
+    stages = fit.stages(RIGHT)
     for dtype in (torch.float32, torch.bfloat16):
         long = way.longer(FAR, dtype)
         try:

@@ -126,7 +126,7 @@ def predicted(
     With `finite`, blocked scores get -1e9 instead of minus infinity. Together with some mistakes (softmax over
     queries, say) that makes a difference, and targets do either.
     """
-    stages = chain(variants)
+    stages = RIGHT.with_all(variants)
     if stages is not None and finite:
         stages = stages.with_wrong({"restrict": partial(fill, amount=-1e9)})
     if stages is None:
@@ -135,14 +135,6 @@ def predicted(
         return attend(cast(explain(case, reading, form), dtype), stages)
     except (RuntimeError, IndexError):
         return None
-
-
-def chain(variants: Iterable[Variant]) -> Stages | None:
-    """The stages with all variants in place; None when two of them replace the same one."""
-    stages: Stages | None = RIGHT
-    for variant in variants:
-        stages = stages.with_wrong(dict(variant.stages)) if stages is not None else None
-    return stages
 
 
 def rows(result: Result, form: str) -> Tensor:
@@ -211,7 +203,8 @@ def extend(
             if count > hypothesis.reading.most:
                 continue
             showing = showing_variants(hypothesis, evidence, mistakes) if count else []
-            choices = (hypothesis.plus(more) for more in subsets(showing, count))
+            together = [m for m in showing if count == 1 or not m.alone]
+            choices = (hypothesis.plus(more) for more in subsets(together, count))
             found += [h for h in choices if all(e.holds(h, tolerance) for e in evidence)]
             if found and count:
                 break

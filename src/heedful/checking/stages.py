@@ -3,13 +3,15 @@
 Everything here is dense and plain on purpose: it runs on inputs of a few hundred numbers, in float64.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+
+from heedful.checking.chain import Chain
 
 
 class Linear(NamedTuple):
@@ -36,6 +38,7 @@ class Call:
     keep: Tensor | None = None  # bool, broadcasts to (B, H, L, S): the mask as it was meant
     padding: Tensor | None = None  # bool (B, S): True = real token
     bias: Tensor | None = None  # added to the scores
+    window: "Window | None" = None  # only keys near its own position are seen by a query
     causal: str | None = None  # "start": query 0 stands at key 0; "end": the last query at the last key
     alibi: str | None = None  # "distance" or "key": slopes times distance, or times the key's index
     rotary: "Rotation | None" = None
@@ -44,6 +47,21 @@ class Call:
         None  # bool (B, L): padded queries of self-attention, whose answer is nobody's business
     )
     merged: bool = False  # hand the output back as (B, L, H * Dv) although heads came split
+
+
+@dataclass(frozen=True)
+class Window:
+    """How many keys before and after its own position a query sees, and the end from which positions are counted."""
+
+    before: int
+    after: int
+    align: str  # "start" or "end", as for causality
+
+    def keep(self, queries: int, keys: int) -> Tensor:
+        """Who sees whom: bool (L, S)."""
+        offset = keys - queries if self.align == "end" else 0
+        ahead = torch.arange(keys) - torch.arange(queries)[:, None] - offset
+        return (ahead >= -self.before) & (ahead <= self.after)
 
 
 @dataclass(frozen=True)
@@ -221,8 +239,8 @@ def report(weights: Tensor, logits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Stages:
-    """One function per stage. The defaults are right; `with_wrong` puts other ones in their place."""
+class Stages(Chain):
+    """One function per stage of attention."""
 
     project: Callable[..., Any] = project
     split: Callable[..., Any] = split
@@ -243,19 +261,15 @@ class Stages:
     merge: Callable[..., Any] = merge
     leave: Callable[..., Any] = leave
     report: Callable[..., Any] = report
-    replaced: frozenset[str] = field(default=frozenset())
 
-    def with_wrong(self, wrong: dict[str, Callable[..., Any]]) -> "Stages | None":
-        """A copy with these stages replaced, or None where another mistake has replaced one of them already.
-
-        After softmax several things can happen to the weights, so what is to `finish` them adds up.
-        """
-        both = self.replaced & wrong.keys()
-        if both - {"finish"}:
-            return None
-        if both:
-            wrong = wrong | {"finish": partial(in_turn, (self.finish, wrong["finish"]))}
-        return replace(self, **wrong, replaced=self.replaced | wrong.keys())
+    def with_wrong(self, wrong: Mapping[str, Callable[..., Any]]) -> Self | None:
+        """As for every chain, but what is to `finish` the weights adds up: after softmax several things can happen."""
+        if "finish" not in self.replaced & wrong.keys():
+            return super().with_wrong(wrong)
+        both = partial(in_turn, (self.finish, wrong["finish"]))
+        others = {name: function for name, function in wrong.items() if name != "finish"}
+        chain = super().with_wrong(others)
+        return None if chain is None else replace(chain, finish=both)
 
 
 RIGHT = Stages()
@@ -297,6 +311,8 @@ def attend(call: Call, stages: Stages = RIGHT) -> Result:
 def visible(call: Call, sizes: Sizes, stages: Stages) -> Tensor | None:
     """Mask, padding and causality together: True where a pair may attend; None when all may."""
     parts = [stages.given(call), stages.padded(call, sizes)]
+    if call.window is not None:
+        parts.append(call.window.keep(sizes.queries, sizes.keys))
     if call.causal is not None:
         parts.append(stages.causal(sizes, call.causal))
     keep = None

@@ -1,8 +1,10 @@
 """One step of an examination per kind of input: causal flag, long inputs, bias, grouped heads, weights."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from heedful.checking import cases
 from heedful.checking.calling import CallFailed
@@ -12,6 +14,9 @@ from heedful.checking.function_calls import Function
 from heedful.checking.functions import Stub
 from heedful.checking.mask_steps import masked_case
 from heedful.checking.search import Evidence, Hypothesis, Made, difference, largest
+from heedful.checking.stages import Window
+
+LONG = 150
 
 
 def causal_step(exam: Exam) -> None:
@@ -29,19 +34,42 @@ def causal_step(exam: Exam) -> None:
 
 
 def long_step(exam: Exam) -> None:
-    """Where there is causality, look at a length at which blocks of a kernel would show."""
-    reading = exam.best.reading
-    if reading.causal is None and reading.flag is None:
-        return
+    """Look at a length at which the blocks of a kernel would show, and windows."""
     exam.progress("trying a longer sequence")
-    shape = replace(exam.shape, queries=150, keys=150)
-    case = exam.caller.base(shape)
-    case = cases.with_causal(case) if reading.causal is None else case
+    reading = exam.best.reading
+    case = exam.caller.base(replace(exam.shape, queries=LONG, keys=LONG))
+    case = cases.with_causal(case) if reading.causal is None and reading.flag is not None else case
+    caller = replace(exam.caller, passing=None)
     try:
-        new = exam.look(case, replace(exam.caller, passing=None))
+        new = exam.look(case, caller)
     except CallFailed:
         return
-    exam.narrow(exam.extend(new, exam.hypotheses, ("causal",)), new, "with 150 positions")
+    causal = reading.causal is not None or reading.flag is not None
+    families = ("causal", "softmax") if causal else ("softmax",)
+    found = exam.extend(new, exam.hypotheses, families) or exam.extend(
+        new, with_window(exam, new, caller), ()
+    )
+    exam.narrow(found, new, f"with {LONG} positions")
+
+
+def with_window(exam: Exam, item: Evidence, caller: Any) -> list[Hypothesis]:
+    """The hypotheses with the window that the first and the last value show; none when there is none."""
+    moved = [reached_by(index, item, caller) for index in (0, item.case.shape.keys - 1)]
+    if not all(m.any() for m in moved):
+        return []
+    before = int(moved[0].nonzero().max())
+    after = len(moved[1]) - 1 - int(moved[1].nonzero().min())
+    window = Window(before, after, exam.best.reading.causal or "end")
+    return [replace(h, reading=replace(h.reading, window=window)) for h in exam.hypotheses]
+
+
+def reached_by(index: int, item: Evidence, caller: Any) -> Tensor:
+    """Which queries' answers depend on this value: bool (L,)."""
+    value = item.case.value.clone()
+    value[:, :, index] += 1.0
+    seen = caller.observe(item.case.with_side("value", value)).output
+    moved = (seen - item.seen.output).abs().nan_to_num(1.0)
+    return moved.amax((0, 1, 3) if item.seen.form == "bhld" else (0, 2)) > 1e-6
 
 
 def bias_step(exam: Exam) -> None:

@@ -1,11 +1,13 @@
 """The right sinusoidal table and the right rotation, as stages that a mistake can replace."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from heedful.checking.chain import Chain
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def add(x: Tensor, table: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TableStages:
+class TableStages(Chain):
     """One function per stage of the table; the defaults are right."""
 
     positions: Callable[..., Any] = positions
@@ -72,13 +74,6 @@ class TableStages:
     angles: Callable[..., Any] = angles
     columns: Callable[..., Any] = columns
     add: Callable[..., Any] = add
-    replaced: frozenset[str] = field(default=frozenset())
-
-    def with_wrong(self, wrong: dict[str, Callable[..., Any]]) -> "TableStages | None":
-        """A copy with these stages replaced, or None where one of them has been replaced already."""
-        if self.replaced & wrong.keys():
-            return None
-        return replace(self, **wrong, replaced=self.replaced | wrong.keys())
 
 
 def table(length: int, width: int, reading: TableReading, stages: TableStages) -> Tensor:
@@ -93,12 +88,14 @@ class TurnReading:
 
     Attributes:
         layout: "half": column i turns with column i + D/2; "interleaved": 2i with 2i + 1.
+        gathered: Neighbors turn together, and come back apart: the first of all pairs, then the second.
         sign: 1 turns forward, -1 backward.
         start: Position of the first token.
         base: As for tables.
     """
 
     layout: str = "half"
+    gathered: bool = False
     sign: int = 1
     start: int = 0
     base: float = 10000.0
@@ -121,7 +118,7 @@ def apply(rotate: Callable[[Tensor], Tensor], query: Tensor, key: Tensor) -> tup
 
 
 @dataclass(frozen=True)
-class TurnStages:
+class TurnStages(Chain):
     """One function per stage of a rotation; the defaults are right."""
 
     places: Callable[..., Any] = places
@@ -129,13 +126,6 @@ class TurnStages:
     frequencies: Callable[..., Any] = frequencies
     turn: Callable[..., Any] = turn
     apply: Callable[..., Any] = apply
-    replaced: frozenset[str] = field(default=frozenset())
-
-    def with_wrong(self, wrong: dict[str, Callable[..., Any]]) -> "TurnStages | None":
-        """A copy with these stages replaced, or None where one of them has been replaced already."""
-        if self.replaced & wrong.keys():
-            return None
-        return replace(self, **wrong, replaced=self.replaced | wrong.keys())
 
 
 def rotated(query: Tensor, key: Tensor, reading: TurnReading, stages: TurnStages) -> tuple[Tensor, Tensor]:
@@ -146,6 +136,7 @@ def rotated(query: Tensor, key: Tensor, reading: TurnReading, stages: TurnStages
         turns = reading.sign * stages.places(x, reading.start) * steps
         if reading.layout == "half":
             return torch.cat(stages.turn(*x.chunk(2, -1), turns), -1)
-        return torch.stack(stages.turn(x[..., 0::2], x[..., 1::2], turns), -1).flatten(-2)
+        pairs = stages.turn(x[..., 0::2], x[..., 1::2], turns)
+        return torch.cat(pairs, -1) if reading.gathered else torch.stack(pairs, -1).flatten(-2)
 
     return stages.apply(rotate, query, key)

@@ -29,6 +29,7 @@ class Mistake:
         variants: The wrong implementations; any of them counts as this mistake.
         also: Other names under which the very same function is known.
         hazard: True when the answer is right on ordinary inputs.
+        alone: True when it is not tried together with others: it has too many variants.
         searched: False when a check of its own finds it, instead of the search over combinations.
         subject: What can make it: "attention", "positions", "rotary", "mask" or "cache".
     """
@@ -43,6 +44,7 @@ class Mistake:
     variants: tuple[Variant, ...]
     also: tuple[str, ...] = ()
     hazard: bool = False
+    alone: bool = False
     searched: bool = True
     subject: str = "attention"
 
@@ -74,6 +76,7 @@ class Family:
         stage: str | None = None,
         also: tuple[str, ...] = (),
         hazard: bool = False,
+        alone: bool = False,
         searched: bool = True,
         subject: str | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -91,7 +94,7 @@ class Family:
             )
             explanation = inspect.getdoc(function) or ""
             entry = Mistake(
-                name, self.name, says, explanation, remedy, source, shows, variants, also, hazard,
+                name, self.name, says, explanation, remedy, source, shows, variants, also, hazard, alone,
                 searched and not hazard, subject or self.subject,
             )  # fmt: skip
             self.mistakes.append(entry)

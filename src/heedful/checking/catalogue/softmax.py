@@ -1,5 +1,7 @@
 """Mistakes in the normalization."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -113,6 +115,45 @@ def over_all(logits: Tensor) -> Tensor:
 def over_singleton(logits: Tensor) -> Tensor:
     """After an `unsqueeze`, `dim=-1` is a new axis with one entry, and the softmax of one number is 1."""
     return logits.unsqueeze(-1).softmax(-1).squeeze(-1)
+
+
+def in_blocks(logits: Tensor, block: int, lost: str) -> Tensor:
+    """Keys come block by block, and what was summed so far is not brought to the larger maximum."""
+    keys = logits.shape[-1]
+    ends = [min(end, keys) for end in range(block, keys + block, block)]
+    firsts = [end - block if lost == "everything" else 0 for end in ends]
+    tops = [logits[..., max(first, 0) : end].amax(-1) for first, end in zip(firsts, ends, strict=True)]
+    at_the_time = torch.stack(tops, -1).repeat_interleave(block, -1)[..., :keys].clamp(min=-1e30)
+    rescaled = (logits - logits.amax(-1, keepdim=True).clamp(min=-1e30)).exp()
+    left = (logits - at_the_time).exp()
+    total = rescaled if lost == "output" else left
+    return (rescaled if lost == "sum" else left) / total.sum(-1, keepdim=True)
+
+
+@family.mistake(
+    "softmax-not-rescaled",
+    says="in blocks of {block} keys, {what}: right only while later scores stay below the first block's",
+    remedy="when a block has a larger maximum, multiply running sum and running output by exp(old - new), both",
+    source="deepseek-ai/FlashMLA PR#177 (the factor upside down), tile-ai/tilelang PR#1148 (the maximum not carried)",
+    shows="more keys than a block holds",
+    alone=True,
+)
+def not_rescaled() -> list[dict[str, object]]:
+    """Online softmax, as in flash attention, sums exponentials of scores minus the largest score so far.
+
+    When the largest grows, what was summed before is too large by exp(new - old), the sum and the output alike.
+    """
+    lost = {
+        "sum": "the running sum is not rescaled",
+        "output": "the running output is not rescaled",
+        "both": "neither running sum nor output is rescaled",
+        "everything": "each block subtracts its own maximum",
+    }
+    return [
+        {"normalize": partial(in_blocks, block=block, lost=name), "words": {"block": block, "what": what}}
+        for block in (1, 2, 4, 8, 16, 32, 64, 128)
+        for name, what in lost.items()
+    ]
 
 
 @family.mistake(
