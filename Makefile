@@ -54,7 +54,7 @@ sanitize: $(VENV)/.setup ## The contract suite over builds of the kernel that ch
 	LD_PRELOAD="$(call RUNTIME,asan) $(call RUNTIME,ubsan)" ASAN_OPTIONS=detect_leaks=0 \
 	HEEDFUL_NATIVE_LIBRARIES=build/address $(BIN)/python -m pytest -n auto $(CHECKED)
 	$(BIN)/python $(NATIVE)/_compile.py --sanitize thread --into build/thread
-	LD_PRELOAD="$(call RUNTIME,tsan)" HEEDFUL_NATIVE_LIBRARIES=build/thread \
+	LD_PRELOAD="$(call RUNTIME,tsan)" TSAN_OPTIONS=halt_on_error=1 HEEDFUL_NATIVE_LIBRARIES=build/thread \
 	$(BIN)/python -m pytest -n auto $(CHECKED)
 
 bench: $(VENV)/.see ## Peak memory of asking and learning at 8,192 and 16,384 tokens

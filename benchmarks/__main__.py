@@ -2,7 +2,8 @@
 
     python -m benchmarks [--only TEXT] [--quick] [--dtype float32 bfloat16] [--backend NAME] [--json FILE]
 
-The figures are medians of ratios: time relative to `F.scaled_dot_product_attention` producing its output alone.
+The figures are medians of ratios: time relative to `F.scaled_dot_product_attention` producing its output alone. For
+comparison, PyTorch with the whole matrix of weights ("matrix"), and compiled flex_attention ("flex", not with --quick).
 """
 
 import argparse
@@ -19,6 +20,13 @@ from rich.table import Table
 from .attention_cases import CASES, Contest
 from .timing import machine, take_turns
 
+COLUMNS = {
+    "output": "output",
+    "four": "output + 4 answers",
+    "everything": "everything",
+    "eager": "matrix",
+    "flex": "flex",
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -33,15 +41,16 @@ def measure(options: argparse.Namespace, progress: Progress) -> list[dict[str, A
             contest.check()
             turns = 3 if options.quick else case.turns
             with torch.set_grad_enabled(case.train):
-                found.append({"case": case.name, "dtype": dtype, **take_turns(contest.contestants(), turns)})
+                contestants = contest.contestants(compiled=not options.quick)
+                found.append({"case": case.name, "dtype": dtype, **take_turns(contestants, turns)})
             progress.advance(task)
     return found
 
 
 def table(found: list[dict[str, Any]]) -> Table:
-    shown = Table("case", "dtype", "torch ms", "output", "output + 4 answers")
+    shown = Table("case", "dtype", "torch ms", *COLUMNS.values())
     for row in found:
-        ratios = (f"{row[name]['ratio']:.2f}" for name in ("output", "four"))
+        ratios = (f"{row[name]['ratio']:.2f}" if name in row else "" for name in COLUMNS)
         shown.add_row(row["case"], row["dtype"], f"{row['torch']['ms']:.1f}", *ratios)
     return shown
 
