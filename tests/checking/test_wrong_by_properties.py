@@ -49,3 +49,15 @@ def test_an_unknown_attention_is_described() -> None:
     assert (found.verdict, found.mistakes, found.exit_status()) == ("wrong", (), 1)
     assert found.properties[0] == "no known mistake, and no pair of them, reproduces the answer"
     assert any(p.startswith("the scores that fit its weights") for p in found.properties)
+
+
+def kernel_of_elu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    weights = (torch.nn.functional.elu(q) + 1) @ (torch.nn.functional.elu(k) + 1).mT
+    weights = weights if mask is None else weights * mask
+    return weights / weights.sum(3, keepdim=True) @ v
+
+
+def test_linear_attention_is_no_known_mistake() -> None:
+    found = check(kernel_of_elu)
+    assert (found.verdict, found.mistakes, found.hazards) == ("wrong", (), ()), str(found)
+    assert "all weights are positive, and rows sum to 1" in found.properties

@@ -10,6 +10,7 @@ from heedful.checking.diagnosis import UNCLEAR, Diagnosis
 from heedful.checking.examination import Record
 from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
+from heedful.checking.search import forget
 from heedful.checking.targets import gpu, headline, kind_of
 
 Progress = Callable[[str], None]
@@ -33,6 +34,7 @@ def examine(
         return Diagnosis(title, UNCLEAR, explanation=f"{problem}{gpu(str(problem))}")
     finally:
         torch.set_num_threads(threads)
+        forget()
 
 
 def methods(target: Any) -> str:

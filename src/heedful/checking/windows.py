@@ -20,7 +20,7 @@ def seen_windows(reached: Tensor) -> list[Window]:
         ahead = torch.arange(keys) - torch.arange(queries)[:, None] - offset
         before, after = -int(ahead[reached].min()), int(ahead[reached].max())
         found = Window(before, after, align)
-        bounded = 0 <= before < -int(ahead.min()) and after in (0, before)
+        bounded = 0 < before < -int(ahead.min()) and after in (0, before)
         if bounded and torch.equal(found.keep(queries, keys), reached):
             windows.append(found)
     return windows
