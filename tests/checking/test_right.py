@@ -125,7 +125,7 @@ def test_a_convention_is_reported_and_not_accused(target: Callable[..., Any], co
         heedful.Rotary().rotate,
         heedful.Rotary(layout="interleaved").rotate,
     ],
-    ids=str,
+    ids="module grouped function encoding sinusoidal rotary interleaved".split(),
 )
 def test_heedfuls_own(target: Callable[..., Any]) -> None:
     assert hazards(right(target)) == []
