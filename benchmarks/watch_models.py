@@ -20,6 +20,7 @@ peak of "plain". Needs Linux, transformers, gguf, accelerate and the two package
 import argparse
 import ctypes
 import json
+import os
 import pydoc_data.topics
 import subprocess
 import sys
@@ -126,8 +127,9 @@ def memory_of(name: str, way: str, options: argparse.Namespace) -> dict[str, flo
     """Megabytes of a process of its own: "peak", and "above" the loaded model."""
     sizes = ["--tokens", str(options.tokens), "--sentences", str(options.sentences)]
     command = [sys.executable, "-m", "benchmarks.watch_models", name, *sizes, "--child", way]
+    quiet = os.environ | {"TQDM_DISABLE": "1"}
     root = Path(__file__).parents[1]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=root)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=root, env=quiet)
     return json.loads(done.stdout.splitlines()[-1])
 
 

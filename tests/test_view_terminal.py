@@ -149,7 +149,9 @@ def test_a_terminal_narrower_than_40_is_drawn_for_40():
 
 def test_one_of_a_kind_is_counted_as_one():
     picture = picture_of(reading_of(tokens_of("hi"), torch.ones(1, 1, 1, 1)))
-    assert drawn(picture).splitlines()[0] == "example   1 layer × 1 head   1 token   attention weights"
+    lines = drawn(picture).splitlines()
+    assert lines[0] == "example   1 layer × 1 head   1 token   attention weights"
+    assert lines[-3:] == ["  ██", "  hi", "  ^^"], "it has no links to list"
 
 
 def test_many_heads_are_set_in_blocks():

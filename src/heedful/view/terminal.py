@@ -181,7 +181,9 @@ def _reason(page: Page) -> str:
 
 
 def strongest_links(page: Page) -> list[Text]:
-    """The chosen head's strongest links, written out."""
+    """The chosen head's strongest links, written out, if any is above even weights."""
+    if not page.picture.links:
+        return []
     links, arrow = page.picture.links, page.glyphs.arrow
     heading = Text("Strongest links of this head between " + page.picture.choice.kind)
     return paragraph(heading, page.width) + _bars(
