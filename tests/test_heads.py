@@ -6,7 +6,7 @@ from torch import Tensor
 
 import heedful
 from heedful import Weights, masks
-from heedful.heads import CLASSES, KINDS, NEAR, Kinds, classify, question_about, rollout
+from heedful.heads import CLASSES, KINDS, NEAR, Kinds, classify, question_about, rollout, stands_out
 
 WORDS = [
     *["the", "cat", "sat", "on", "the", "mat", ".", "then", "the", "dog", "sat"],
@@ -120,6 +120,25 @@ def test_too_few_queries_name_no_class() -> None:
     logits = torch.zeros(1, 8, 8)
     logits[0, 3, 1] = logits[0, 1, 3] = 9
     assert classify(weights_like(logits), words)[0].label == "mixed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "chance", "support", "named"),
+    [
+        ("next token", 0.4, 0.1, 3, True),
+        ("next token", 0.39, 0.1, 3, False),
+        ("next token", 0.4, 0.1, 2, False),
+        ("first token", 0.49, 0.1, 3, False),
+        ("first token", 0.5, 0.1, 3, True),
+        ("separators", 0.47, 0.16, 9, False),
+        ("separators", 0.49, 0.16, 9, True),
+        ("separators", 0.74, 0.5, 9, False),
+        ("separators", 0.75, 0.5, 9, True),
+    ],
+)
+def test_a_share_must_be_large_and_more_than_chance(kind, share, chance, support, named) -> None:
+    """Three times chance, or half of what is left above it where that is less."""
+    assert stands_out(kind, share, chance, support) is named
 
 
 def test_ids_and_given_separators() -> None:

@@ -132,13 +132,7 @@ def _class_of(sums: list[list[float]], width: list[float]) -> HeadClass:
         for kind, mass, even, support in zip(KINDS, *sums, strict=True)
     }
     local = kinds.pop("local")
-    named = {
-        kind: found
-        for kind, found in kinds.items()
-        if found[2] >= LEAST_SUPPORT
-        and found[0] >= (0.5 if kind == "first token" else 0.4)
-        and found[0] >= min(3 * found[1], (1 + found[1]) / 2)
-    }
+    named = {kind: found for kind, found in kinds.items() if stands_out(kind, *found)}
     if named:
         label = max(named, key=lambda kind: named[kind][0])
         return HeadClass(label, CLASSES[label][0], *named[label])
@@ -147,6 +141,19 @@ def _class_of(sums: list[list[float]], width: list[float]) -> HeadClass:
     if local[0] >= max(0.6, 1.5 * local[1]):
         return HeadClass("local", "L", *local)
     return HeadClass("mixed", "X", entropy, 1.0, rows)
+
+
+def stands_out(kind: str, share: float, chance: float, support: int) -> bool:
+    """Whether a share of weight on a kind of key is enough to name a head by it.
+
+    Args:
+        kind: One of `KINDS`, but "local".
+        share: Mean weight on such keys, over the queries that have one to look at.
+        chance: The same for even weights.
+        support: How many such queries there are.
+    """
+    least = 0.5 if kind == "first token" else 0.4
+    return support >= LEAST_SUPPORT and share >= max(least, min(3 * chance, (1 + chance) / 2))
 
 
 @dataclass(frozen=True)
