@@ -75,6 +75,14 @@ def test_a_layer_that_stands_for_several_is_seen_each_time(tmp_path: Path) -> No
     assert [tuple(each.shape) for each in reading.weights] == 2 * [(1, 4, 11, 11)]
 
 
+def test_a_model_that_was_saved_to_give_matrices(tmp_path: Path) -> None:
+    """transformers runs such a model with "eager" alone, whose attention cannot be seen; here it gives none."""
+    path = saved("llama", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"output_attentions": True}))
+    assert len(models.load(str(path)).read(TEXT).weights) == 2
+
+
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_the_encoder_of_a_pair_reads_the_text(name: str, tmp_path: Path) -> None:
     reading = models.load(str(saved(name, tmp_path))).read(TEXT)

@@ -44,9 +44,7 @@ def load(source: str, name: str) -> Reader:
         raise ModelNotInstalled(
             f"{source} is a model for transformers. Install that with:\n  pip install 'heedful[huggingface]'"
         ) from None
-    except (
-        Exception
-    ) as error:  # of transformers, safetensors, tokenizers or PyTorch, which raise plain ones too
+    except Exception as error:  # transformers and what it stands on raise plain ones too
         raise ModelUnreadable(_said(f"{source} cannot be loaded", error)) from None
     if model.main_input_name != "input_ids":
         raise ModelUnreadable(f"{source} reads {model.main_input_name}, not a text: {type(model).__name__}.")
@@ -77,7 +75,7 @@ class Read(NamedTuple):
 class Watched(nn.Module):
     """A model of transformers that gives its weights. Its own attention runs if heedful's cannot be switched on."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         self.kind = type(model).__name__
@@ -85,6 +83,7 @@ class Watched(nn.Module):
         wanted = {"use_cache": False, "logits_to_keep": 1}
         known = inspect.signature(model.forward).parameters
         self.options = {option: value for option, value in wanted.items() if option in known}
+        model.config.output_attentions = False  # matrices, for which transformers would insist on "eager"
         with suppress(TypeError, ValueError):  # watching will tell whether its own attention can be seen
             huggingface.use(model)
 
