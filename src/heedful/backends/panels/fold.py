@@ -108,7 +108,7 @@ def denominator(logits: Tensor, weights: Tensor, nobody: Tensor | None, buffered
     """Log of the denominator of each row: any logit less the log of its weight, so a few columns are enough."""
     stride = logits.shape[-1] // 64 if buffered and logits.shape[-1] >= 128 else 1
     some = weights[..., ::stride].amax(-1)
-    if stride > 1 and not bool((some > 1e-3).all()):  # the log of a small weight is rounded coarsely
+    if stride > 1 and not bool((some > 1e-6).all()):  # the log of a small weight is rounded coarsely
         return denominator(logits, weights, nobody, buffered=False)
     logsumexp = logits[..., ::stride].amax(-1) - some.log()
     return logsumexp if nobody is None else logsumexp.masked_fill(nobody.squeeze(-1), -torch.inf)
