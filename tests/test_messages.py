@@ -46,6 +46,11 @@ CALLS: dict[str, tuple[tuple, dict[str, Any]]] = {
     "dropout outside of 0 to 1": (QKV, {"dropout_p": 1.5}),
     "an edit that is none": (QKV, {"edit": [3]}),
     "an edit of another shape": (QKV, {"edit": lambda panel: panel.weights[..., :1]}),
+    "an edit of another dtype": (QKV, {"edit": lambda panel: panel.weights.double()}),
+    "a maker for an edit": (QKV, {"edit": heedful.without_sink}),
+    "a head to ablate that is not there": (QKV, {"edit": heedful.ablate(4)}),
+    "a row to cut that is not there": (QKV, {"edit": heedful.cut([1, 3], 0)}),
+    "more sinks than keys": (QKV, {"edit": heedful.without_sink(6)}),
     "a reduction that is none": (QKV, {"reduce": ["entropy"]}),
     "a reduction's class": (QKV, {"reduce": [heedful.Entropy]}),
 }
@@ -78,6 +83,11 @@ ASKED: dict[str, Any] = {
     "groups that do not fit": lambda: weights().by_key(torch.zeros(3, dtype=torch.int64)),
     "a key column that is not there": lambda: weights().reduce(heedful.KeyColumns((9,))),
     "a query row that is not there": lambda: weights().reduce(heedful.QueryRows((9,))),
+    "a float head to ablate": lambda: heedful.ablate(1.5),
+    "a list of heads to ablate": lambda: heedful.ablate([1, 2]),
+    "a string of rows to cut": lambda: heedful.cut("all", 0),
+    "a float key to cut": lambda: heedful.cut(0, [0.5]),
+    "no sinks": lambda: heedful.without_sink(0),
     "a window of 0": lambda: masks.window(0),
     "a negative prefix": lambda: masks.prefix(-1),
     "a float padding": lambda: masks.padding(torch.ones(2, 5)),
@@ -214,6 +224,29 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
         "edit must return the weights to use, float32 (2, 4, 3, 5) (batch, heads, rows, "
         "keys), got float32 (2, 4, 3, 1).",
     ),
+    "an edit of another dtype": (
+        ValueError,
+        "edit must return the weights to use, float32 (2, 4, 3, 5) (batch, heads, rows, "
+        "keys), got float64 (2, 4, 3, 5).",
+    ),
+    "a maker for an edit": (
+        ValueError,
+        "without_sink(): keys must be an integer of at least 1, got a Panel. "
+        "Write edit=without_sink() to set the first key aside.",
+    ),
+    "a head to ablate that is not there": (
+        ValueError,
+        "edit does not fit the call (B=2, H=4, L=3, S=5): ablate(4) names a head of 4.",
+    ),
+    "a row to cut that is not there": (
+        ValueError,
+        "edit does not fit the call (B=2, H=4, L=3, S=5): cut(): rows=[1, 3] does not fit 3 rows: "
+        "index 3 is out of bounds for dimension 0 with size 3.",
+    ),
+    "more sinks than keys": (
+        ValueError,
+        "edit does not fit the call (B=2, H=4, L=3, S=5): without_sink(6) sets aside more than the 5 keys.",
+    ),
     "a reduction that is none": (
         TypeError,
         "reduce must hold reductions such as heedful.Entropy() or heedful.TopK(8), got 'entropy'.",
@@ -272,6 +305,27 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     "groups that do not fit": (ValueError, "ByKey(): groups names 3 keys, the call has 5."),
     "a key column that is not there": (IndexError, "KeyColumns(): key 9 is not one of the 5 keys."),
     "a query row that is not there": (IndexError, "QueryRows(): query 9 is not one of the 3 queries."),
+    "a float head to ablate": (
+        TypeError,
+        "ablate(): heads must be integers, got 1.5. Write ablate(0, 4) for two heads.",
+    ),
+    "a list of heads to ablate": (
+        TypeError,
+        "ablate(): heads must be integers, got [1, 2]. Write ablate(0, 4) for two heads.",
+    ),
+    "a string of rows to cut": (
+        TypeError,
+        "cut(): rows must be a number, a slice, a list of numbers, or an integer or bool tensor, got 'all'.",
+    ),
+    "a float key to cut": (
+        TypeError,
+        "cut(): keys must be a number, a slice, a list of numbers, or an integer or bool tensor, got [0.5].",
+    ),
+    "no sinks": (
+        ValueError,
+        "without_sink(): keys must be an integer of at least 1, got 0. "
+        "Write edit=without_sink() to set the first key aside.",
+    ),
     "a window of 0": (
         ValueError,
         "window(): left must be None or an integer of at least 1, got 0. left counts the "

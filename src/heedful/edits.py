@@ -82,7 +82,7 @@ def ablate(*heads: int) -> Edit:
     for head in heads:
         if isinstance(head, bool) or not isinstance(head, int):
             raise TypeError(
-                f"ablate(): heads must be integers, got {head!r}. Write ablate(0, 4) for two heads."
+                f"ablate(): heads must be integers, got {_shown(head)}. Write ablate(0, 4) for two heads."
             )
     return Ablate(heads)
 
@@ -96,8 +96,17 @@ def cut(rows: Choice, keys: Choice, *, renormalize: bool = False) -> Edit:
         renormalize: Share the lost weight out among the other keys, so that rows keep their sum. A row that
             loses everything stays 0.
 
+    Raises:
+        TypeError: A choice is not as above.
+
     Cost: one or two passes over each panel.
     """
+    for name, choice in (("rows", rows), ("keys", keys)):
+        if not isinstance(choice, slice) and not _is_index(choice):
+            raise TypeError(
+                f"cut(): {name} must be a number, a slice, a list of numbers, or an integer or bool tensor, "
+                f"got {_shown(choice)}."
+            )
     return Cut(rows, keys, renormalize)
 
 
@@ -111,8 +120,26 @@ def without_sink(keys: int = 1) -> Edit:
     Attention Sinks" (2023). Cost: two passes over each panel.
     """
     if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
-        raise ValueError(f"without_sink(): keys must be an integer of at least 1, got {keys!r}.")
+        raise ValueError(
+            f"without_sink(): keys must be an integer of at least 1, got {_shown(keys)}. "
+            "Write edit=without_sink() to set the first key aside."
+        )
     return WithoutSink(keys)
+
+
+def _shown(value: object) -> str:
+    """What was given; a panel by its name, which comes where the maker itself is given for an edit."""
+    return "a Panel" if isinstance(value, Panel) else repr(value)
+
+
+def _is_index(choice: object) -> bool:
+    """Whether it is a number, or several, or a bool per place."""
+    try:
+        index = torch.as_tensor(choice)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    empty = not index.numel() and not isinstance(choice, Tensor)
+    return empty or not (index.dtype.is_floating_point or index.dtype.is_complex)
 
 
 def _shared_out(weights: Tensor, before: Tensor) -> Tensor:
@@ -130,6 +157,8 @@ def _as_index(choice: Choice) -> slice | Tensor:
     if isinstance(choice, slice):
         return choice
     index = torch.as_tensor(choice)
+    if not index.numel() and not isinstance(choice, Tensor):
+        index = index.long()  # an empty list
     return index if index.dim() else index[None]
 
 
