@@ -90,7 +90,8 @@ ROWS: dict[str, Callable[[], Diagnosis]] = {
 
 def table() -> dict[str, list[str]]:
     """The table of the page: first cell to the others."""
-    rows = [line.strip("|").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    part = PAGE.read_text().partition("## What it says of well-known implementations")[2]
+    rows = [line.strip("|").split(" | ") for line in part.splitlines() if line.startswith("| ")]
     return {cells[0].strip(): [c.strip() for c in cells[1:]] for cells in rows}
 
 

@@ -15,7 +15,6 @@ from heedful.checking.claims import Claims, read
 from heedful.checking.conclusion import conclude
 from heedful.checking.decoding import cache_step, has_cache
 from heedful.checking.exam import ALL, Exam
-from heedful.checking.examination import Record, searched
 from heedful.checking.functions import fitted
 from heedful.checking.gradients import gradients
 from heedful.checking.hazards import hazards
@@ -27,6 +26,7 @@ from heedful.checking.projections import find
 from heedful.checking.properties import describe
 from heedful.checking.randomness import probability, report_noise, still, training
 from heedful.checking.readings import Reading, always_on
+from heedful.checking.record import Record, searched
 from heedful.checking.roles import parameters, role_of
 from heedful.checking.search import Evidence, Hypothesis, extend
 from heedful.checking.stages import Window

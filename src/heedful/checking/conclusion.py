@@ -4,8 +4,8 @@ from typing import Any
 
 from heedful.checking import layouts
 from heedful.checking.exam import Exam
-from heedful.checking.examination import compared, errors, searched, words_of
 from heedful.checking.function_calls import SIDES, Function
+from heedful.checking.record import compared, errors, searched, words_of
 from heedful.checking.search import Hypothesis, Made, showing_variants
 from heedful.checking.smallest import smallest
 

@@ -15,9 +15,9 @@ from heedful.checking.calling import CallFailed, call_quietly
 from heedful.checking.cases import Case
 from heedful.checking.chain import Chain
 from heedful.checking.exam import Exam
-from heedful.checking.examination import compared
 from heedful.checking.fit import error_of, gap, simplest
 from heedful.checking.module_calls import Module
+from heedful.checking.record import compared
 from heedful.checking.search import cast
 from heedful.checking.stages import RIGHT, Call, attend
 

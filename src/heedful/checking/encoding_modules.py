@@ -10,10 +10,10 @@ from heedful.checking import encodings
 from heedful.checking.calling import CallFailed, call_quietly, tensors_in
 from heedful.checking.claims import first, texts
 from heedful.checking.construction import build
-from heedful.checking.examination import Record, compared
 from heedful.checking.fit import gap
 from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
+from heedful.checking.record import Record, compared
 
 BATCH, LENGTH = 3, 7
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from heedful.checking import catalogue
 from heedful.checking.calling import CallFailed, call_quietly, tensors_in
 from heedful.checking.claims import Claim, read
-from heedful.checking.examination import Record, compared
 from heedful.checking.fit import Fit, error_of, simplest
 from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
+from heedful.checking.record import Record, compared
 from heedful.checking.roles import assign, parameters
 from heedful.checking.tables import TableReading, TableStages, table
 

@@ -7,9 +7,9 @@ import torch
 
 from heedful.checking.calling import quiet
 from heedful.checking.diagnosis import UNCLEAR, Diagnosis
-from heedful.checking.examination import Record
 from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
+from heedful.checking.record import Record
 from heedful.checking.search import forget
 from heedful.checking.targets import gpu, headline, kind_of
 

@@ -8,7 +8,7 @@ import torch
 
 from heedful.checking.cases import Case, Shape
 from heedful.checking.claims import Claims
-from heedful.checking.examination import Record, searched
+from heedful.checking.record import Record, searched
 from heedful.checking.search import Evidence, Hypothesis, cast, extend
 from heedful.checking.stages import RIGHT, Sizes, attend
 

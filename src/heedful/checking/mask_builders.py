@@ -11,10 +11,10 @@ from heedful.checking import catalogue
 from heedful.checking.calling import CallFailed, call_quietly, tensors_in
 from heedful.checking.chain import Chain
 from heedful.checking.claims import Claim, polarity, read, texts
-from heedful.checking.examination import Record
 from heedful.checking.fit import Fit, simplest
 from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
+from heedful.checking.record import Record
 from heedful.checking.roles import assign, parameters
 from heedful.checking.stages import Sizes, causal
 

@@ -13,10 +13,10 @@ from heedful.checking.calling import CallFailed, Seen
 from heedful.checking.cases import Shape
 from heedful.checking.claims import Claims
 from heedful.checking.construction import DROPOUT
-from heedful.checking.examination import Record
 from heedful.checking.function_calls import Function
 from heedful.checking.module_calls import Module
 from heedful.checking.readings import Reading
+from heedful.checking.record import Record
 from heedful.checking.roles import parameters
 from heedful.checking.stages import split
 

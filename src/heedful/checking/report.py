@@ -3,7 +3,7 @@
 import html
 from typing import TYPE_CHECKING
 
-from heedful.checking.diagnosis import RIGHT, UNCLEAR, Diagnosis, Finding
+from heedful.checking.diagnosis import UNCLEAR, Diagnosis, Finding
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -108,6 +108,3 @@ def html_item(finding: Finding) -> str:
         f"<li><b>{html.escape(finding.description)}</b> (<code>{html.escape(finding.name)}</code>)"
         f"<br><small>{inner}</small></li>"
     )
-
-
-__all__ = ["RIGHT", "as_html", "as_rich", "as_text", "headline"]

@@ -9,12 +9,12 @@ import torch
 from heedful.checking import catalogue
 from heedful.checking.calling import CallFailed
 from heedful.checking.claims import Claims, read
-from heedful.checking.examination import Record, compared
 from heedful.checking.fit import CLOSE, Fit, error_of, simplest
 from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
+from heedful.checking.record import Record, compared
+from heedful.checking.rotation_calls import Way, ways
 from heedful.checking.tables import TurnReading, TurnStages
-from heedful.checking.turning import Way, ways
 
 RIGHT = TurnStages()
 FAR = 3000

@@ -34,8 +34,8 @@ def elements(shape: Shape) -> int:
 def smallest(exam: Exam, made: Made) -> str:
     """Words for the smallest input on which this mistake changes the answer, with both answers where they fit."""
     others = Hypothesis(exam.best.reading, tuple(m for m in exam.best.made if m is not made))
-    kind = shown_on(exam, others)
-    if kind is None:
+    shown = shown_on(exam, others)
+    if shown is None:
         return ""
     seen_lengths: set[tuple[int, ...]] = set()
     for shape in sizes():
@@ -47,22 +47,22 @@ def smallest(exam: Exam, made: Made) -> str:
             shape = replace(exam.shape, batch=shape.batch, queries=shape.queries, keys=shape.keys)
         elif exam.shape.heads == 1 and shape.heads > 1:
             continue
-        words = tried(exam, others, build(exam, kind, shape))
+        words = tried(exam, others, build(exam, shown.name, shape))
         if words:
             return words
-    return ""
+    return counted(exam, shown.shape)
 
 
-def shown_on(exam: Exam, others: Hypothesis) -> str | None:
-    """The kind of case that first tells the target from what it would be without the mistake."""
+def shown_on(exam: Exam, others: Hypothesis) -> Case | None:
+    """The case that first tells the target from what it would be without the mistake."""
     for item in exam.evidence:
         right, wrong = item.predict(others), item.predict(exam.best)
         if right is None or wrong is None or right.output.shape != wrong.output.shape:
-            return item.case.name
+            return item.case
         if difference(right.output, wrong.output, rows(right, item.seen.form)) > VISIBLE * largest(
             right.output
         ):
-            return item.case.name
+            return item.case
     return None
 
 
@@ -97,16 +97,20 @@ def tried(exam: Exam, others: Hypothesis, case: Case) -> str:
 
 def words(exam: Exam, case: Case, got: Tensor, wanted: Tensor) -> str:
     """The sizes, and the numbers where they are few."""
-    shape = case.shape
-    counted = [(shape.batch, "sample"), (shape.queries, "query"), (shape.keys, "key")]
-    if isinstance(exam.caller, Function):
-        counted[1:1] = [(shape.heads, "head")]
-    sized = ", ".join(f"{n} {noun if n == 1 else plural(noun)}" for n, noun in counted)
-    if not isinstance(exam.caller, Function) or elements(shape) > PRINTED:
+    sized = counted(exam, case.shape)
+    if not isinstance(exam.caller, Function) or elements(case.shape) > PRINTED:
         return sized
     inputs = "; ".join(f"{side} {numbers(getattr(case, side))}" for side in ("query", "key", "value"))
     mask = f"; mask {case.mask.int().flatten().tolist()}" if case.mask is not None else ""
     return f"{sized}: {inputs}{mask} gives {numbers(got)}, right is {numbers(wanted)}"
+
+
+def counted(exam: Exam, shape: Shape) -> str:
+    """The sizes that matter to this target."""
+    sizes = [(shape.batch, "sample"), (shape.queries, "query"), (shape.keys, "key")]
+    if isinstance(exam.caller, Function):
+        sizes[1:1] = [(shape.heads, "head")]
+    return ", ".join(f"{n} {noun if n == 1 else plural(noun)}" for n, noun in sizes)
 
 
 def plural(noun: str) -> str:

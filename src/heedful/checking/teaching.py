@@ -32,8 +32,7 @@ def as_dict(entry: Mistake) -> dict[str, object]:
 
 def short(entry: Mistake) -> str:
     """What a target does that makes this mistake, without the numbers."""
-    words = re.sub(r"\{[^}]*\}", "...", entry.says)
-    return textwrap.shorten(re.split(r"[;:]", words)[0], 76, placeholder=" ...")
+    return entry.summary or re.split(r"[;:]", entry.says)[0]
 
 
 def show_mistake(name: str) -> int:

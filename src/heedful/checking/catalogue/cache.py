@@ -73,6 +73,7 @@ def one_on(step: int) -> int:
 
 @family.mistake(
     "cache-offset",
+    summary="with a cache the new token's position is off",
     says="with a cache the new token's position is {place}: rotations or encodings no longer fit the cached keys",
     remedy="positions = cache_length + arange(new tokens), with the length before the step",
     source="flash-linear-attention#766, VeloxQuant-MLX#389, onnxruntime-genai PR#2354",
@@ -137,6 +138,7 @@ def causal_start(step: int) -> str:
 
 @family.mistake(
     "cache-chunk-sees-ahead",
+    summary="tokens that are added to a cache together see each other's future",
     says="when several tokens are added to a cache at once they see each other's future",
     remedy="tril(diagonal=S - L) also when there is a cache, whenever more than one token is new",
     source="huggingface/transformers PR#30652 (a path without the causal mask)",

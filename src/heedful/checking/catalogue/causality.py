@@ -52,6 +52,7 @@ def off_by_one(sizes: Sizes, align: str) -> Tensor:
 
 @family.mistake(
     "causal-wrong-end",
+    summary="the causal mask is aligned to the other end than the target says",
     says="the causal mask is aligned to the {actual}, but {claim} says the {claimed}",
     remedy="tril(S - L) aligns the last query to the last key; tril(0) aligns the first query to the first key",
     source="ONNX's Attention and flash-attn 2.1 (end) against torch's is_causal (start)",
@@ -91,6 +92,7 @@ def inverted_with_self(sizes: Sizes, align: str) -> Tensor:
 
 @family.mistake(
     "causal-ignored",
+    summary="causality is promised, and every query sees the future",
     stage="causal",
     says="{who} promises causality, and every query sees the future",
     remedy=TRIL,
@@ -118,6 +120,7 @@ def leaking(sizes: Sizes, align: str, size: int, which: str) -> Tensor:
 
 @family.mistake(
     "causal-block-leak",
+    summary="future keys of the same block are visible",
     says="future keys of the same block of {size} are visible ({which} block)",
     remedy="apply the mask inside the blocks that the diagonal crosses, too",
     source="pytorch/pytorch#134756, attention-gym#149 (block masks reused or built for other lengths)",

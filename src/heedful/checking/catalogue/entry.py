@@ -21,6 +21,7 @@ class Mistake:
     Attributes:
         name: Short name, unique: `scale-head-dim`.
         family: The file of the catalogue it stands in: `scale`.
+        summary: What it is, in a few words for a list; empty where `says` can stand there.
         says: One line for the report; `{head_dim}` and the other sizes, and the variant's words, are filled in.
         explanation: How it comes about and what it does.
         remedy: What to write instead.
@@ -47,6 +48,7 @@ class Mistake:
     alone: bool = False
     searched: bool = True
     subject: str = "attention"
+    summary: str = ""
 
     def sentence(self, words: Mapping[str, object]) -> str:
         """The line for the report, with numbers filled in."""
@@ -78,6 +80,7 @@ class Family:
         hazard: bool = False,
         alone: bool = False,
         searched: bool = True,
+        summary: str = "",
         subject: str | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Enter the decorated function; its docstring is the explanation.
@@ -95,7 +98,7 @@ class Family:
             explanation = inspect.getdoc(function) or ""
             entry = Mistake(
                 name, self.name, says, explanation, remedy, source, shows, variants, also, hazard, alone,
-                searched and not hazard, subject or self.subject,
+                searched and not hazard, subject or self.subject, summary,
             )  # fmt: skip
             self.mistakes.append(entry)
             return function

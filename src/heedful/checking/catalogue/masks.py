@@ -29,6 +29,7 @@ def opposite_padding(call: Call, sizes: Sizes) -> Tensor | None:
 
 @family.mistake(
     "mask-inverted",
+    summary="the mask means the opposite of what the target says",
     says="the mask means the opposite of what {claim} says: it {actual}",
     remedy=FILL + "; nn.MultiheadAttention's masks are the other way round",
     source="LLMs-from-scratch#1061, x-transformers#160, NVIDIA/TransformerEngine#614 (polarity mixed up)",
@@ -140,6 +141,7 @@ def add(logits: Tensor, keep: Tensor, amount: float) -> Tensor:
 
 @family.mistake(
     "mask-small-fill",
+    summary="blocked scores become a number that is not negative enough",
     says="blocked scores {how} {amount:g} instead of becoming minus infinity: blocked keys keep weight",
     remedy=FILL,
     source="keras-team/keras PR#15390 (masked positions still got weight)",
@@ -281,6 +283,7 @@ def empty_nan(logits: Tensor) -> Tensor:
 
 @family.mistake(
     "empty-row-mean",
+    summary="a query that may see nothing returns an average of all values",
     says="a query that may see nothing returns a plain average of all values, blocked ones too; "
     "torch, flash-attn and ONNX return 0",
     remedy="weights.masked_fill(~keep.any(-1, keepdim=True), 0.0) after softmax",
@@ -295,6 +298,7 @@ def empty_mean() -> list[dict[str, object]]:
 
 @family.mistake(
     "masked-nan-leak",
+    summary="NaN in a blocked slot reaches the output",
     stage="mix",
     says="NaN in a blocked slot reaches the output, since 0 * NaN is NaN (true of most dense code)",
     remedy="zero the padding of value (and key) before attention",

@@ -37,6 +37,7 @@ def leave_without_bias(call: Call, context: Tensor, sides: tuple[str, ...]) -> T
 
 @family.mistake(
     "module-bias-lost",
+    summary="the bias of a projection is never added",
     says="the bias of the {sides} projection is never added",
     remedy="F.linear(x, weight, bias), or call the nn.Linear itself",
     source="LoRA-Torch#3, huggingface/peft#761: weights used, the layer never called",
@@ -120,6 +121,7 @@ def without_rescale(weights: Tensor, keep: Tensor | None, sizes: Sizes) -> Tenso
 
 @family.mistake(
     "dropout-missing",
+    summary="dropout is accepted and never applied, in training mode either",
     stage="finish",
     says="dropout p = {p:g} is accepted and never applied, in training mode either",
     remedy="weights = F.dropout(weights, p, training=self.training), before the values are summed",
@@ -134,6 +136,7 @@ def dropout_missing(weights: Tensor, keep: Tensor | None, sizes: Sizes) -> Tenso
 
 @family.mistake(
     "weights-averaged",
+    summary="the weights are averaged over the heads, against the target's own words",
     stage="report",
     says="the returned weights are averaged over the heads, but {claim} says one matrix per head",
     remedy="return the weights as (B, H, L, S)",
@@ -148,6 +151,7 @@ def averaged(weights: Tensor, logits: Tensor) -> Tensor:
 
 @family.mistake(
     "weights-dropped",
+    summary="the weights are the ones after dropout, against the target's own words",
     says="the returned weights are the ones after dropout, but {claim} says they sum to 1",
     remedy="keep the softmax's result under its own name, and return that",
     source="pytorch/pytorch#119811 (hand-written copies that don't reproduce the output)",

@@ -16,6 +16,7 @@ family = Family(
 
 @family.mistake(
     "inputs-changed",
+    summary="the call changes its inputs in place",
     stage="score",
     says="the call changes its {which} in place",
     remedy="query = query * scale, not query *= scale",
@@ -31,6 +32,7 @@ def inputs_changed(query: Tensor, key: Tensor) -> Tensor:
 
 @family.mistake(
     "needs-contiguous",
+    summary="inputs with other strides raise, or change the answer",
     stage="score",
     says="inputs with other strides {outcome}",
     remedy="reshape instead of view; or .contiguous() where memory order matters",
@@ -45,6 +47,7 @@ def needs_contiguous(query: Tensor, key: Tensor) -> Tensor:
 
 @family.mistake(
     "batch-of-one",
+    summary="a sample alone, or a query alone, gets another answer",
     stage="split",
     says="the same sample gives another answer {where}: {outcome}",
     remedy="never squeeze() without naming the axis; mix nothing across the batch",
@@ -59,6 +62,7 @@ def batch_of_one(x: Tensor, heads: int) -> Tensor:
 
 @family.mistake(
     "dtype-changed",
+    summary="the output has another dtype than the inputs",
     stage="mix",
     says="{given} inputs give {returned} output",
     remedy="compute in float32 inside, and cast back: output.to(query.dtype)",
@@ -73,6 +77,7 @@ def dtype_changed(weights: Tensor, value: Tensor) -> Tensor:
 
 @family.mistake(
     "not-repeatable",
+    summary="two equal calls differ",
     stage="score",
     says="two equal calls differ by up to {difference:.1e}{held}",
     remedy="take randomness only in training mode, from torch's generator; initialize memory before reading it",
@@ -87,6 +92,7 @@ def not_repeatable(query: Tensor, key: Tensor) -> Tensor:
 
 @family.mistake(
     "gradient-missing",
+    summary="no gradient reaches an input",
     stage="score",
     says="no gradient reaches the {which}",
     remedy="don't use .detach(), .data, .item(), numpy or torch.no_grad() on the way",
@@ -106,6 +112,7 @@ def half_gradient(x: Tensor) -> Tensor:
 
 @family.mistake(
     "gradient-wrong",
+    summary="the gradient is off, though the output is right",
     stage="score",
     says="the gradient of the {which} is off by {difference:.1e}, though the output is right",
     remedy="check a hand-written backward with torch.autograd.gradcheck in float64",

@@ -122,6 +122,7 @@ def share_matrix(call: Call, used: str, wanted: str) -> tuple[Tensor, Tensor, Te
 
 @family.mistake(
     "operands-wrong-matrix",
+    summary="an input is projected with another input's matrix",
     says="the {wanted} is projected with the {used}'s matrix",
     remedy="value = self.v_proj(x): one matrix for each of query, key and value",
     source="shape checks can't see it; pytorch/pytorch#41070 (value width mishandled)",
@@ -167,6 +168,7 @@ def leave_out(call: Call, side: str) -> tuple[Tensor, Tensor, Tensor]:
 
 @family.mistake(
     "operands-not-projected",
+    summary="an input is not projected, although there is a matrix for it",
     says="the {side} is not projected, although there is a matrix for it",
     remedy="query = self.q_proj(query), and so for key and value, before heads are split",
     source="an assignment lost on the way: q = self.q_proj(x), then x is used",

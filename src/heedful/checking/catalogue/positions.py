@@ -26,6 +26,7 @@ def stretched(width: int, spacing: str, by: float) -> Tensor:
 
 @family.mistake(
     "positions-exponent",
+    summary="the exponent is a multiple of what it should be",
     says="the exponent is {times} what it should be: the wavelengths end at {longest:.0f} instead of {right:.0f}",
     remedy=FORMULA + " (arange(0, d, 2) already is 2i)",
     source="Informer2020#224, DeepCTR#379 (the exponent and its factor 2)",
@@ -65,6 +66,7 @@ def other_base(exponents: Tensor, base: float, instead: float) -> Tensor:
 
 @family.mistake(
     "positions-base",
+    summary="the base is not 10000",
     says="the base is {instead:g}; expected 10000",
     remedy="10000 ** (-2i / d), unless the base is a parameter that the caller chooses",
     source="Vaswani et al., Attention is all you need, section 3.5, against constants in copies of it",
@@ -95,6 +97,7 @@ def cosine_missing(angles: Tensor, width: int, reading: TableReading) -> Tensor:
 
 @family.mistake(
     "positions-wrong-axis",
+    summary="the table is indexed along the batch instead of the sequence",
     stage="positions",
     says="the table is indexed along {axis}: {effect}",
     remedy="x + pe[: x.size(1)] for (batch, length, features), pe[: x.size(0), None] for (length, batch, features)",
@@ -109,6 +112,7 @@ def wrong_axis(length: int, start: int) -> Tensor:
 
 @family.mistake(
     "positions-from-one",
+    summary="positions start elsewhere than the target says",
     says="positions start at {actual}, but {claim} says {claimed}",
     remedy="torch.arange(0, length)",
     source="flash-linear-attention#766 (positions off by one)",
@@ -162,6 +166,7 @@ def half_precision(positions: Tensor, frequencies: Tensor) -> Tensor:
 
 @family.mistake(
     "positions-odd-size",
+    summary="an odd size raises, or changes the waves",
     stage="columns",
     says="an odd size {outcome}",
     remedy="pe[:, 1::2] = cos(pos * div[: d // 2]) leaves out the last cosine",

@@ -20,6 +20,7 @@ family = Family(
 
 @family.mistake(
     "rotary-layout",
+    summary="columns pair up otherwise than the target says",
     says="columns pair up {actual}, but {claim} says {claimed}",
     remedy="use the layout of the weights: half (rotate_half) for Hugging Face's Llama, interleaved for Meta's and "
     "GGUF; a fixed permutation of the rows of q_proj and k_proj turns one into the other",
@@ -42,6 +43,7 @@ def stretched(width: int, spacing: str, by: float) -> Tensor:
 
 @family.mistake(
     "rotary-exponent",
+    summary="the exponent is a multiple of what it should be",
     says="the exponent is {times} what it should be",
     remedy="base ** (-torch.arange(0, D, 2) / D)",
     source="huggingface/transformers#25104, #38224 (details of the frequencies)",
@@ -62,6 +64,7 @@ def other_base(exponents: Tensor, base: float, instead: float) -> Tensor:
 
 @family.mistake(
     "rotary-base",
+    summary="the base is not 10000",
     says="the base is {instead:g}; expected 10000",
     remedy="10000, unless the base is a parameter that the caller chooses (SmolLM2 has 1e5, Llama 3 has 5e5)",
     source="Su et al., RoFormer, section 3.2.2, against constants in copies of it",
@@ -126,6 +129,7 @@ def key_only(rotate: Callable[[Tensor], Tensor], query: Tensor, key: Tensor) -> 
 
 @family.mistake(
     "rotary-one-side",
+    summary="only the query, or only the key, is turned",
     says="only the {side} is turned",
     remedy="turn query and key, both",
     source="keys cached before rotation and never turned: flash-linear-attention#766 and its kind",
@@ -156,6 +160,7 @@ def key_ahead(rotate: Callable[[Tensor], Tensor], query: Tensor, key: Tensor) ->
 
 @family.mistake(
     "rotary-offset",
+    summary="query or key is counted from one position later",
     says="the {side} is counted from one position later: distances are off by one",
     remedy="one position for a token, in its query and in its key",
     source="flash-linear-attention#766, onnxruntime-genai PR#2354 (offset with a cache)",

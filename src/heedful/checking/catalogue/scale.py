@@ -36,6 +36,7 @@ def missing(sizes: Sizes) -> float:
 
 @family.mistake(
     "scale-head-dim",
+    summary="scores are divided by head_dim instead of its square root",
     stage="factor",
     says="scores are divided by {head_dim:.2f} = head_dim; expected {root:.2f} = sqrt(head_dim)",
     remedy=DIVIDE + "; and scale only once, either the query or the scores",
@@ -53,6 +54,7 @@ def by_head_dim(sizes: Sizes) -> float:
 
 @family.mistake(
     "scale-model-dim",
+    summary="scores are divided by the root of the model's width, not of one head's",
     stage="factor",
     says="scores are divided by {model_root:.2f} = sqrt(heads * head_dim); expected {root:.2f} = sqrt(head_dim)",
     remedy=DIVIDE,
@@ -69,6 +71,7 @@ def by_model_dim(sizes: Sizes) -> float:
 
 @family.mistake(
     "scale-reciprocal",
+    summary="scores are multiplied by sqrt(head_dim) instead of divided",
     stage="factor",
     says="scores are multiplied by {root:.2f} = sqrt(head_dim); expected division by it",
     remedy=DIVIDE,
@@ -87,6 +90,7 @@ def by_root_of(sizes: Sizes, name: str) -> float:
 
 @family.mistake(
     "scale-wrong-axis",
+    summary="scores are divided by the root of another size",
     says="scores are divided by sqrt({axis}) = {divisor:.2f}; expected {root:.2f} = sqrt(head_dim)",
     remedy=DIVIDE,
     source="set_transformer#18, dfdx#171 (scale from another size)",
@@ -109,6 +113,7 @@ def weaken(weights: Tensor, keep: Tensor | None, sizes: Sizes) -> Tensor:
 
 @family.mistake(
     "scale-after-softmax",
+    summary="the weights, not the scores, are scaled",
     says="the weights, not the scores, are divided by {root:.2f} = sqrt(head_dim): rows sum to {after:.2f}",
     remedy=DIVIDE + ", before softmax",
     source="the formula softmax(Q K^T) / sqrt(d) V with its bracket in the wrong place; see vit-pytorch#65",

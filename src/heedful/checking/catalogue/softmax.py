@@ -132,6 +132,7 @@ def in_blocks(logits: Tensor, block: int, lost: str) -> Tensor:
 
 @family.mistake(
     "softmax-not-rescaled",
+    summary="online softmax: what was summed is not rescaled when the maximum grows",
     says="in blocks of {block} keys, {what}: right only while later scores stay below the first block's",
     remedy="when a block has a larger maximum, multiply running sum and running output by exp(old - new), both",
     source="deepseek-ai/FlashMLA PR#177 (the factor upside down), tile-ai/tilelang PR#1148 (the maximum not carried)",
@@ -153,11 +154,13 @@ def not_rescaled() -> list[dict[str, object]]:
         {"normalize": partial(in_blocks, block=block, lost=name), "words": {"block": block, "what": what}}
         for block in (1, 2, 4, 8, 16, 32, 64, 128)
         for name, what in lost.items()
+        if (block, name) != (1, "everything")  # that is an average, `operands-query-ignored`
     ]
 
 
 @family.mistake(
     "softmax-overflow",
+    summary="exp is taken without subtracting the row's largest score first",
     stage="normalize",
     says="scores of {score:.0f} overflow: exp is taken without subtracting the row's largest score first",
     remedy="scores - scores.amax(dim=-1, keepdim=True) before exp; torch.softmax does it",
@@ -173,6 +176,7 @@ def no_subtraction(logits: Tensor) -> Tensor:
 
 @family.mistake(
     "softmax-low-precision",
+    summary="something inside runs in half precision under float32 inputs",
     stage="score",
     says="float32 inputs give errors of {error:.1e}; plain float32 code gives {usual:.1e}: "
     "something inside runs in half precision",
@@ -188,6 +192,7 @@ def low_precision(query: Tensor, key: Tensor) -> Tensor:
 
 @family.mistake(
     "softmax-half-sums",
+    summary="long sums are kept in half precision under half-precision inputs",
     stage="normalize",
     says="with {dtype} inputs and {keys} keys errors are {error:.1e}; plain code in {dtype} gives {usual:.1e}: "
     "sums are kept in half precision",
