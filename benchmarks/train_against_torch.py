@@ -116,12 +116,15 @@ def report(recipe: Recipe, losses: list[tuple[float, float]], seconds: list[tupl
     warm = seconds[len(seconds) // 10 :]
     medians = [statistics.median(column) for column in zip(*warm, strict=True)]
     ratio = statistics.median(theirs / ours for ours, theirs in warm)
-    largest = max(abs(first - second) for first, second in losses)
+    differences = [abs(first - second) for first, second in losses]
+    last = losses[-max(1, len(losses) // 10) :]
+    means = [statistics.mean(column) for column in zip(*last, strict=True)]
     size = sum(parameter.numel() for parameter in new_model(recipe, 257).parameters())
     print(
         f"\n{size:,} parameters, context {recipe.context}, {recipe.tokens_per_step} tokens per update, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}\n"
-        f"largest difference of losses at the same update: {largest:.2e} nats\n"
+        f"difference of losses at the same update: {max(differences[:50]):.1e} nats at most in the first 50, "
+        f"{max(differences):.1e} at all; means of the last {len(last)}: {means[0]:.4f} and {means[1]:.4f}\n"
         f"tokens per second: heedful {recipe.tokens_per_step / medians[0]:,.0f}, "
         f"torch {recipe.tokens_per_step / medians[1]:,.0f}, ratio {ratio:.2f}"
     )
