@@ -1,13 +1,13 @@
 """A learned table of positions."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from heedful.positions.ids import Start, position_ids
+from heedful.positions.added import Added
+from heedful.positions.ids import Start
 
 
-class Learned(nn.Module):
+class Learned(Added):
     """Adds one learned vector per position.
 
     Args:
@@ -50,39 +50,14 @@ class Learned(nn.Module):
         """The tensors that gradients must reach."""
         return (self.weight,)
 
-    def forward(
-        self, x: Float[Tensor, "batch length embed"], start: Start = 0
-    ) -> Float[Tensor, "batch length embed"]:
-        """`x` with its positions added; see `embed`."""
-        return self.embed(x, start)
-
-    def embed(
-        self, x: Float[Tensor, "batch length embed"], start: Start = 0
-    ) -> Float[Tensor, "batch length embed"]:
-        """`x` plus the table's rows `start`, `start + 1`, ...
-
-        Args:
-            x: Token vectors of the table's size.
-            start: Position of the first token: an int, one per batch item, or all positions (batch, length).
-
-        Returns:
-            A tensor like `x`.
-
-        Raises:
-            TypeError, ValueError: `start` is not as above, or the sizes differ.
-            IndexError: A position is outside the table.
-
-        Cost:
-            Time and memory of the order of `x`.
-        """
+    def _vectors(self, positions: Tensor, x: Tensor, start: Start) -> Tensor:
         max_length, embed_dim = self.weight.shape
         if x.shape[-1] != embed_dim:
             raise ValueError(
                 f"x must have vectors of size {embed_dim}, the table's embed_dim; got the shape {tuple(x.shape)}."
             )
-        positions = position_ids(start, x.shape[-2], x.device)
         self._check_inside(positions, start, max_length)
-        return x + nn.functional.embedding(positions, self.weight).to(x.dtype)
+        return nn.functional.embedding(positions, self.weight)
 
     def _check_inside(self, positions: Tensor, start: Start, max_length: int) -> None:
         if positions.numel() == 0 or positions.is_meta:

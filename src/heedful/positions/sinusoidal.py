@@ -2,9 +2,10 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from heedful.positions.ids import Start, position_ids
+from heedful.positions.added import Added
+from heedful.positions.ids import Start
 
 
 def positional_encoding(
@@ -86,7 +87,7 @@ def positional_encoding_2d(
     return _grid_sinusoids(rows, columns, embed_dim, base).to(dtype or torch.get_default_dtype())
 
 
-class Sinusoidal(nn.Module):
+class Sinusoidal(Added):
     """Adds `positional_encoding` to token vectors. Nothing is learned or stored, so any length and dtype works.
 
     Args:
@@ -101,49 +102,23 @@ class Sinusoidal(nn.Module):
     Source: Vaswani and others, Attention Is All You Need, 2017, section 3.5.
     """
 
-    tensors: tuple[Tensor, ...] = ()
-
     def __init__(self, *, base: float = 10000.0) -> None:
         super().__init__()
         _check_sinusoid(1, base)
         self.base = base
 
-    def forward(
-        self, x: Float[Tensor, "batch length embed"], start: Start = 0
-    ) -> Float[Tensor, "batch length embed"]:
-        """`x` with its positions added; see `embed`."""
-        return self.embed(x, start)
-
-    def embed(
-        self, x: Float[Tensor, "batch length embed"], start: Start = 0
-    ) -> Float[Tensor, "batch length embed"]:
-        """`x` plus the sinusoids of positions `start`, `start + 1`, ...
-
-        Args:
-            x: Token vectors, any floating dtype.
-            start: Position of the first token: an int, one per batch item, or all positions (batch, length).
-
-        Returns:
-            A tensor like `x`.
-
-        Raises:
-            TypeError, ValueError: `start` is not as above.
-
-        Cost:
-            Time and memory of the order of `x`.
-        """
-        positions = position_ids(start, x.shape[-2], x.device)
-        return x + _sinusoids(positions, x.shape[-1], self.base).to(x.dtype)
+    def _vectors(self, positions: Tensor, x: Tensor, start: Start) -> Tensor:
+        return _sinusoids(positions, x.shape[-1], self.base)
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return f"base={self.base}"
 
 
-class Sinusoidal2d(nn.Module):
+class Sinusoidal2d(Added):
     """Adds `positional_encoding_2d` to the tokens of a grid that is read row by row.
 
-    Token `p` stands in row `p // width` and column `p % width`.
+    Token `p` stands in row `p // width` and column `p % width`. Vectors must be of even size.
 
     Args:
         width: Columns of the grid.
@@ -158,8 +133,6 @@ class Sinusoidal2d(nn.Module):
     Source: as `positional_encoding`, once for each axis.
     """
 
-    tensors: tuple[Tensor, ...] = ()
-
     def __init__(self, width: int, *, base: float = 10000.0) -> None:
         super().__init__()
         if width < 1:
@@ -168,35 +141,9 @@ class Sinusoidal2d(nn.Module):
         self.width = width
         self.base = base
 
-    def forward(
-        self, x: Float[Tensor, "batch length embed"], start: Start = 0
-    ) -> Float[Tensor, "batch length embed"]:
-        """`x` with its positions added; see `embed`."""
-        return self.embed(x, start)
-
-    def embed(
-        self, x: Float[Tensor, "batch length embed"], start: Start = 0
-    ) -> Float[Tensor, "batch length embed"]:
-        """`x` plus the sinusoids of the cells `start`, `start + 1`, ... of the grid.
-
-        Args:
-            x: Token vectors, any floating dtype; their size is even.
-            start: Number of the first cell: an int, one per batch item, or all cell numbers (batch, length).
-
-        Returns:
-            A tensor like `x`.
-
-        Raises:
-            TypeError, ValueError: `start` is not as above, or the size of the vectors is odd.
-
-        Cost:
-            Time and memory of the order of `x`.
-        """
+    def _vectors(self, positions: Tensor, x: Tensor, start: Start) -> Tensor:
         _check_grid(x.shape[-1], self.base)
-        cells = position_ids(start, x.shape[-2], x.device)
-        return x + _grid_sinusoids(cells // self.width, cells % self.width, x.shape[-1], self.base).to(
-            x.dtype
-        )
+        return _grid_sinusoids(positions // self.width, positions % self.width, x.shape[-1], self.base)
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
