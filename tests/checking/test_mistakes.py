@@ -1,6 +1,8 @@
 """Every mistake of the catalogue, made again in another style, is named as itself, and nothing else is."""
 
 import pytest
+from torch import Tensor, nn
+from torch.nn import functional
 from zoo import KINDS, ZOO
 
 from heedful.checking import check
@@ -27,3 +29,28 @@ def test_a_hazard_is_named_and_nobody_is_accused(name: str) -> None:
     assert name in [h.name for h in found.hazards], str(found)
     assert (found.verdict, found.mistakes, found.properties) == ("right", (), ())
     assert (found.exit_status(), found.exit_status(strict=True)) == (0, 1)
+
+
+class Fused(nn.Module):
+    """Causal attention with one matrix for all three, divided by the size of a head."""
+
+    def __init__(self, dim: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        scale = 1 / parts.size(-1)
+        return self.proj(
+            functional.scaled_dot_product_attention(*parts, is_causal=True, scale=scale)
+            .transpose(1, 2)
+            .flatten(2)
+        )
+
+
+def test_the_numbers_are_those_of_one_head() -> None:
+    found = check(Fused(32, 4))
+    assert [m.description for m in found.mistakes] == [
+        "scores are divided by 8.00 = head_dim; expected 2.83 = sqrt(head_dim)"
+    ]

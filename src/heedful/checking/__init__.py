@@ -71,6 +71,7 @@ def assert_attention(target: Any, *, strict: bool = False, **options: Any) -> Di
     Raises:
         AssertionError: The target is wrong, or it could not be told. The message is the report.
     """
+    __tracebackhide__ = True  # so that pytest shows the report at the line of the caller
     found = check(target, **options)
     if found.exit_status(strict):
         raise AssertionError(str(found))

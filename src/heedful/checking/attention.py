@@ -15,7 +15,6 @@ from heedful.checking.claims import Claims, read
 from heedful.checking.conclusion import conclude
 from heedful.checking.decoding import cache_step, has_cache
 from heedful.checking.exam import ALL, Exam
-from heedful.checking.functions import fitted
 from heedful.checking.gradients import gradients
 from heedful.checking.hazards import hazards
 from heedful.checking.manners import manners
@@ -46,19 +45,11 @@ def examine(target: Any, name: str, options: Options, progress: Progress) -> Rec
     function = functions.function_of(target, options)
     claims = read(target, dict(function.names))
     progress("working out how to call it")
-    ways = stilled(record, functions.accepted(function, claims, options), fitted)
-    if not ways:
-        return record
-    exams = [
-        [start(record, caller, fitted(shape, caller), claims, progress) for caller in callers]
-        for shape, callers in ways.items()
-    ]
-    exam = explain_plain(exams, always_on())
-    if exam is None:
-        describe(exams[0][0])
-        return record
-    finish(exam, ways)
-    training(record, exam.caller, exam.shape, claims, probability(exam.caller, built=False))
+    ways = stilled(record, functions.accepted(function, claims, options))
+    exam = explained(record, ways, always_on(), claims, progress)
+    if exam is not None:
+        finish(exam, ways)
+        training(exam, probability(exam.caller, built=False))
     return record
 
 
@@ -76,48 +67,60 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
         return examine(functions.forward_function(built), name, options, progress)
     module = modules.module_of(built, found, options)
     claims = read(target, dict(module.names))
-    ways = stilled(record, modules.accepted(module, options), lambda shape, caller: shape)
-    if not ways:
-        return record
-    view = module.view
-    size = view.found.matrices.get("query", view.found.matrices.get("fused")).weight.shape[0] // view.heads
-    headed = {
-        shape: replace(shape, heads=view.heads, kv_heads=view.kv_heads, head_dim=size) for shape in ways
-    }
-    exams = [
-        [start(record, caller, headed[shape], claims, progress) for caller in callers]
-        for shape, callers in ways.items()
-    ]
-    exam = explain_plain(exams, modules.always_on_in(module))
-    if exam is None:
-        if found.unknown:
-            raise CannotCheck(
-                f"it has parameters that I don't know the use of ({', '.join(found.unknown[:6])}), and with the others "
-                "alone its answer can't be explained. Check the function inside it that takes query, key and value."
-            )
-        describe(exams[0][0])
-        return record
-    record.convention(*modules.projection_words(found, exam.best.reading.order))
-    finish(exam, ways)
-    asked = inspect.isclass(target) and any(role_of(p.name, ["dropout"]) for p in parameters(target))
-    training(record, exam.caller, exam.shape, claims, probability(exam.caller, built=asked))
+    ways = stilled(record, modules.accepted(module, options))
+    exam = explained(record, ways, modules.always_on_in(module), claims, progress, found.unknown)
+    if exam is not None:
+        record.convention(*modules.projection_words(found, exam.best.reading.order))
+        finish(exam, ways)
+        asked = inspect.isclass(target) and any(role_of(p.name, ["dropout"]) for p in parameters(target))
+        training(exam, probability(exam.caller, built=asked))
     return record
 
 
-def stilled(record: Record, ways: Ways, fit: Callable[[Shape, Any], Shape]) -> dict[Shape, list[Any]]:
+def explained(
+    record: Record,
+    ways: Ways,
+    readings: Sequence[Reading],
+    claims: Claims,
+    progress: Progress,
+    unknown: Sequence[str] = (),
+) -> Exam | None:
+    """The examination that explains the plain answer; None, with what can be said in the record, when none does.
+
+    Raises:
+        CannotCheck: None does, and the target has parameters whose use is unknown.
+    """
+    if not ways:
+        return None
+    exams = [
+        [start(record, caller, shape, claims, progress) for caller in callers]
+        for shape, callers in ways.items()
+    ]
+    exam = explain_plain(exams, readings)
+    if exam is None and unknown:
+        raise CannotCheck(
+            f"it has parameters that I don't know the use of ({', '.join(unknown[:6])}), and with the others alone "
+            "its answer can't be explained. Check the function inside it that takes query, key and value."
+        )
+    if exam is None:
+        describe(exams[0][0])
+    return exam
+
+
+def stilled(record: Record, ways: Ways) -> dict[Shape, list[Any]]:
     """The ways to call the target, without randomness; none when it can't be taken out."""
     noises = {
-        shape: [still(caller, fit(shape, caller)) for caller in callers] for shape, callers in ways.items()
+        shape: [still(caller, caller.fit(shape)) for caller in callers] for shape, callers in ways.items()
     }
     report_noise(record, [n for found in noises.values() for n in found])
     calm = {shape: [n.caller for n in found if n.caller is not None] for shape, found in noises.items()}
     return {shape: callers for shape, callers in calm.items() if callers}
 
 
-def start(record: Record, caller: Any, size: Shape, claims: Claims, progress: Progress) -> Exam:
+def start(record: Record, caller: Any, shape: Shape, claims: Claims, progress: Progress) -> Exam:
     """The examination that starts with one way to call the target."""
-    exam = Exam(record, caller, size, claims, most=caller.most, progress=progress)
-    exam.evidence.append(exam.look(caller.base(size)))
+    exam = Exam(record, caller, caller.fit(shape), claims, most=caller.most, progress=progress)
+    exam.evidence.append(exam.look(caller.base(exam.shape)))
     return exam
 
 

@@ -105,6 +105,14 @@ class Function(Observing):
         """How many mistakes are tried together with this order of the parts."""
         return 2 if self.order in ("", "qkv", "kv") else 0
 
+    def fit(self, shape: Shape) -> Shape:
+        """The sizes that the layout leaves: no head axis means one head; heads are never as many as packed parts."""
+        if self.layout == "bld":
+            return replace(shape, heads=1, kv_heads=1)
+        if self.layout == "ld":
+            return replace(shape, batch=1, heads=1, kv_heads=1)
+        return replace(shape, heads=4, kv_heads=4) if self.packing else shape
+
     def packs(self, shape: Shape) -> bool:
         """Whether tensors of these sizes can be packed as the target wants it."""
         one_width = shape.head_dim == shape.value_dim

@@ -168,15 +168,6 @@ def orders(function: Function) -> list[Function]:
     return [replace(function, order=letters) for letters in found] if function.packing else [function]
 
 
-def fitted(shape: Shape, function: Function) -> Shape:
-    """The sizes that a layout leaves: no head axis means one head; heads are never as many as packed parts."""
-    if function.layout == "bld":
-        return replace(shape, heads=1, kv_heads=1)
-    if function.layout == "ld":
-        return replace(shape, batch=1, heads=1, kv_heads=1)
-    return replace(shape, heads=4, kv_heads=4) if function.packing else shape
-
-
 def accepted(function: Function, claims: Claims, options: Options) -> dict[Shape, list[Function]]:
     """For each suite of sizes, the ways to call the target that gave an output of a sensible shape.
 
@@ -187,7 +178,7 @@ def accepted(function: Function, claims: Claims, options: Options) -> dict[Shape
     first_error = ""
     for shape in SUITES:
         for arranged in arrangements(function, claims, options):
-            size = fitted(shape, arranged)
+            size = arranged.fit(shape)
             if not arranged.packs(size):
                 continue
             for array in ("torch", "numpy"):

@@ -31,6 +31,14 @@ class View:
             self.known[order] = projections(self.found, order, self.heads, self.kv_heads)
         return self.known[order]
 
+    @property
+    def head_dim(self) -> int:
+        """The size of one head of the queries."""
+        matrices = self.found.matrices
+        if "query" in matrices:
+            return matrices["query"].weight.shape[0] // self.heads
+        return matrices["fused"].weight.shape[0] // (self.heads + 2 * self.kv_heads)
+
     def call(self, case: Case, reading: Reading, form: str) -> Call:
         """The call as the mathematics sees it."""
         matrices = self.matrices(reading.order)
@@ -84,6 +92,11 @@ class Module(Observing):
     def same(self) -> bool:
         """Whether it attends to its only input."""
         return len(self.inputs) == 1
+
+    def fit(self, shape: Shape) -> Shape:
+        """The sizes with the module's own heads."""
+        view = self.view
+        return replace(shape, heads=view.heads, kv_heads=view.kv_heads, head_dim=view.head_dim)
 
     def base(self, shape: Shape) -> Case:
         """Inputs of these lengths."""

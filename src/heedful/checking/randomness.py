@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from heedful.checking.calling import CallFailed, Seen
-from heedful.checking.cases import Shape
-from heedful.checking.claims import Claims
+from heedful.checking.cases import Case, Shape
 from heedful.checking.construction import DROPOUT
+from heedful.checking.exam import Exam
 from heedful.checking.function_calls import Function
 from heedful.checking.module_calls import Module
 from heedful.checking.readings import Reading
 from heedful.checking.record import Record
 from heedful.checking.roles import parameters
-from heedful.checking.stages import split
+from heedful.checking.search import Hypothesis, cast
+from heedful.checking.stages import RIGHT, split
 
 SAMPLES = 256
 NOTHING = 1e-6
@@ -63,8 +64,8 @@ def still(caller: Any, shape: Shape) -> Noise:
     if gap <= NOTHING:
         return Noise(0.0, True, None, caller)
     try:
-        pattern = dropout_pattern(caller, shape)
-    except CallFailed:
+        pattern = dropout_pattern(caller, shape, unmistaken(caller))
+    except (CallFailed, RuntimeError):
         pattern = None
     quiet = replace(caller, modes=(*caller.modes, NoDropout))
     calm = torch.equal(*(quiet.observe(case, seed=seed).output for seed in (0, 1)))
@@ -74,23 +75,29 @@ def still(caller: Any, shape: Shape) -> Noise:
 def report_noise(record: Record, noises: list[Noise]) -> None:
     """Name the randomness: dropout, or something else."""
     loud = [n for n in noises if n.gap > 0]
-    dropout = next((n for n in loud if n.pattern is not None and n.pattern.zeros > 0), None)
-    if dropout is not None and dropout.pattern is not None:
-        evidence = f"{dropout.pattern.zeros:.0%} of the weights of an only key become 0"
-        record.find("dropout-in-eval", evidence, {"difference": dropout.gap})
-        judge_rescale(record, dropout.pattern)
-    elif loud:
+    if not loud:
+        return
+    dropped = next((n for n in loud if n.pattern is not None and n.pattern.zeros > 0), None)
+    calmed = next((n for n in loud if n.caller is not None), None)
+    if dropped is not None and dropped.pattern is not None:
+        evidence = f"{dropped.pattern.zeros:.0%} of the weights of an only key become 0"
+        record.find("dropout-in-eval", evidence, {"difference": dropped.gap})
+        judge_rescale(record, dropped.pattern)
+    elif calmed is not None:
+        evidence = "without torch's dropout two equal calls agree"
+        record.find("dropout-in-eval", evidence, {"difference": calmed.gap})
+    else:
         held = "" if loud[0].held else ", also with torch's generator held"
         words = {"difference": loud[0].gap, "held": held}
         record.find("not-repeatable", "the same inputs, twice", words)
 
 
-def dropout_pattern(caller: Any, shape: Shape) -> Pattern | None:
+def dropout_pattern(caller: Any, shape: Shape, hypothesis: Hypothesis) -> Pattern | None:
     """Run many samples with a single key, whose weight can only be 1; None when something else goes on."""
     case = caller.base(replace(shape, batch=SAMPLES, queries=1, keys=1))
     seen: Seen = caller.observe(case, seed=5)
-    made, wanted = contexts(caller, case, seen)
-    if made is None or wanted is None or made.shape != wanted.shape:
+    made, wanted = contexts(caller, case, seen, hypothesis)
+    if made.shape != wanted.shape:
         return None
     ratio = (made * wanted).sum(-1) / (wanted * wanted).sum(-1)
     rest = (made - ratio[..., None] * wanted).norm(dim=-1) / wanted.norm(dim=-1)
@@ -103,30 +110,31 @@ def dropout_pattern(caller: Any, shape: Shape) -> Pattern | None:
     return Pattern(gone.double().mean().item(), kept.mean().item())
 
 
-def contexts(caller: Any, case: Any, seen: Seen) -> tuple[Tensor | None, Tensor | None]:
-    """Per head, what came out of the attention and the value that went in: (B, H, 1, D)."""
-    if isinstance(caller, Function):
-        groups = case.shape.heads // case.shape.kv_heads
-        value = case.value.repeat_interleave(groups, 1)
-        made = seen.output if seen.form == "bhld" else split(seen.output, case.shape.heads)
-        return made, value
-    view = caller.view
-    for order in ("", "qkv rhd", "kv rhd"):
-        call = view.call(case, Reading(order=order), "ble") if view.matrices(order) is not None else None
-        if call is not None:
-            break
-    else:
-        return None, None
-    matrices = call.projections
-    value = call.value @ matrices["value"].weight.double().mT
-    value = value if matrices["value"].bias is None else value + matrices["value"].bias.double()
+def contexts(caller: Any, case: Case, seen: Seen, hypothesis: Hypothesis) -> tuple[Tensor, Tensor]:
+    """Per head, what came out of the attention and, with its only key, must come out: (B, H, 1, D) each."""
+    call = cast(caller.explain(case, hypothesis.reading, seen.form), torch.float64)
+    stages = RIGHT.with_all(hypothesis.variants)
+    assert stages is not None
+    query, key, value = stages.project(call)
+    if call.heads is not None:
+        kv_heads = call.kv_heads or call.heads
+        query = stages.split(query, call.heads)
+        key, value = stages.split(key, kv_heads), stages.split(value, kv_heads)
+    query, _, value = stages.operands(query, key, value)
+    wanted = stages.spread(value, query.shape[1])
     made = seen.output
-    if "output" in matrices:
-        out = matrices["output"]
-        made = made - (0.0 if out.bias is None else out.bias.double())
-        made = made @ torch.linalg.pinv(out.weight.double()).mT
-    value = split(value, view.kv_heads).repeat_interleave(view.heads // view.kv_heads, 1)
-    return split(made, view.heads), value
+    if call.projections is not None and "output" in call.projections:
+        weight, bias = call.projections["output"]
+        made = (made if bias is None else made - bias) @ torch.linalg.pinv(weight).mT
+    return made if seen.form == "bhld" else split(made, wanted.shape[1]), wanted
+
+
+def unmistaken(caller: Any) -> Hypothesis:
+    """What is assumed of a target before anything is known: no mistake, and the usual order of a fused matrix."""
+    if isinstance(caller, Function):
+        return Hypothesis(Reading())
+    orders = ("", "qkv rhd", "kv rhd")
+    return Hypothesis(Reading(order=next((o for o in orders if caller.view.matrices(o) is not None), "")))
 
 
 def judge_rescale(record: Record, pattern: Pattern) -> None:
@@ -141,28 +149,26 @@ def judge_rescale(record: Record, pattern: Pattern) -> None:
         )
 
 
-def training(record: Record, caller: Any, shape: Shape, claims: Claims, p: float | None) -> None:
+def training(exam: Exam, p: float | None) -> None:
     """Look at dropout in training mode.
 
     Args:
-        record: Where findings go.
-        caller: How the target is called.
-        shape: Sizes that it takes.
-        claims: What it says about its weights.
-        p: The probability it was built with; None when that is not known.
+        exam: The examination so far.
+        p: The probability the target was built with; None when that is not known.
     """
+    record, caller, shape = exam.record, exam.caller, exam.shape
     if p is None or caller.modes or any(f.family == "module" for f in record.mistakes):
         return
     patterns = []
     for trial in in_training(caller):
         try:
-            pattern = dropout_pattern(trial, shape)
+            pattern = dropout_pattern(trial, shape, exam.best)
         except CallFailed:
             return
         patterns.append(pattern)
         if pattern is not None and pattern.zeros > 0:
             judge_rescale(record, pattern)
-            returned_weights(record, trial, shape, claims)
+            returned_weights(exam, trial)
             return
     if patterns and all(q is not None and q.zeros == 0 for q in patterns):
         record.find("dropout-missing", "training and eval mode give the same answer", {"p": p})
@@ -192,9 +198,10 @@ def in_training(caller: Any) -> Iterator[Any]:
         yield replace(caller, module=module, constants=constants)
 
 
-def returned_weights(record: Record, caller: Any, shape: Shape, claims: Claims) -> None:
+def returned_weights(exam: Exam, caller: Any) -> None:
     """Whether the weights handed back are those before or after dropout."""
-    weights = caller.observe(caller.base(shape)).weights
+    record, claims = exam.record, exam.claims
+    weights = caller.observe(caller.base(exam.shape)).weights
     if weights is None:
         return
     if (weights.sum(-1) - 1).abs().max() < 1e-4:

@@ -44,6 +44,7 @@ def budget(case: Case, dtype: torch.dtype) -> tuple[Tensor, float]:
 
 def closest(seen: Tensor, right: Tensor, allowed: float) -> None:
     """Fail with the worst element when the error is larger than allowed."""
+    __tracebackhide__ = True  # so that pytest shows the message at the line of the caller
     assert seen.shape == right.shape, f"output is {tuple(seen.shape)}, expected {tuple(right.shape)}"
     away = (seen.double() - right).abs().nan_to_num(torch.inf)
     worst = int(away.argmax())
@@ -127,7 +128,7 @@ class AttentionSuite:
             try:
                 closest(seen, right, allowed)
             except AssertionError as error:
-                raise AssertionError(f"gradient of {side}: {error}") from error
+                raise AssertionError(f"gradient of {side}: {error}") from None
 
 
 def gradients(suite: AttentionSuite, case: Case) -> list[tuple[str, Tensor, Tensor, float]]:
