@@ -378,7 +378,9 @@ def test_the_gradient_repeats_bit_for_bit() -> None:
     assert all(map(torch.equal, *grads))
 
 
-def test_a_gradient_of_the_bias_goes_to_the_kernel_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_of_the_bias_goes_to_the_kernel_some_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     query, key, value = (x.requires_grad_() for x in tensors())
     relative, table = heedful.RelativeBias(6), torch.randn(1, 6, 70, 90, requires_grad=True)
     shared = torch.randn(2, 1, 1, 90, requires_grad=True)
