@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from heedful import masks
-from heedful.nn import MultiHeadAttention
+from heedful.nn import KVCache, MultiHeadAttention
 from heedful.positions import Rotary
 
 B, L, S, E, H = 2, 5, 7, 12, 3
@@ -141,7 +141,7 @@ MESSAGES = [
         lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(E, H, add_bias_kv=True)),
         NotImplementedError,
         "module has add_bias_kv=True: a learned key and value after the others, which heedful does not have. "
-        "Append them to key and value yourself, or retrain without.",
+        "A heedful.KVCache that holds them, split into heads, gives the same output when it is passed as cache=.",
     ),
     (
         lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(E, H, add_zero_attn=True)),
@@ -169,6 +169,21 @@ def test_what_cannot_be_converted_is_refused(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message
+
+
+def test_a_cache_holds_the_learned_key_and_value():
+    """What the message about add_bias_kv promises."""
+    module = nn.MultiheadAttention(E, H, add_bias_kv=True, batch_first=True)
+    ours, given = MultiHeadAttention(E, H), module.state_dict()
+    pair = [given.pop(name).view(1, H, 1, E // H).expand(B, -1, -1, -1) for name in ("bias_k", "bias_v")]
+    ours.load_state_dict(given)
+    cache = KVCache()
+    cache.update(*pair)
+    x = torch.randn(B, L, E)
+    expected, weights = module(x, x, x, average_attn_weights=False)
+    output, found = ours(x, cache=cache)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(found.full().roll(-1, -1), weights)  # torch has it last, a cache first
 
 
 def test_zeros_appended_are_a_sink_of_zero():

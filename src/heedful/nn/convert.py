@@ -45,7 +45,7 @@ def from_torch(cls: type["MultiHeadAttention"], module: nn.MultiheadAttention) -
     if "bias_k" in names or "bias_v" in names:
         raise NotImplementedError(
             "module has add_bias_kv=True: a learned key and value after the others, which heedful does not have. "
-            "Append them to key and value yourself, or retrain without."
+            "A heedful.KVCache that holds them, split into heads, gives the same output when it is passed as cache=."
         )
     if module.add_zero_attn:
         raise NotImplementedError(
