@@ -11,6 +11,7 @@ import heedful
 from calls import causal
 from cases import Case, attend, every_backend, made
 from heedful import backends, masks
+from heedful.backends.panels import plan
 
 B, H, G, L, S, E, Ev = 2, 6, 3, 5, 7, 4, 3
 
@@ -267,6 +268,13 @@ def test_dropout_is_the_same_whatever_the_backend_the_panels_and_the_threads(bac
         torch.testing.assert_close(dropped(L, S, backend), expected)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_dropout_is_the_same_for_panels_of_any_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = dropped(150, 40, "reference")
+    monkeypatch.setattr(plan, "ROWS", rows)
+    torch.testing.assert_close(dropped(150, 40, "panels"), expected)
 
 
 @every_backend
