@@ -70,7 +70,7 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
     ways = stilled(record, modules.accepted(module, options))
     exam = explained(record, ways, modules.always_on_in(module), claims, progress, found.unknown)
     if exam is not None:
-        record.convention(*modules.projection_words(found, exam.best.reading.order))
+        record.convention(*modules.projection_words(found, exam.best.reading))
         finish(exam, ways)
         asked = inspect.isclass(target) and any(role_of(p.name, ["dropout"]) for p in parameters(target))
         training(exam, probability(exam.caller, built=asked))

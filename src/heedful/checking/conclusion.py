@@ -82,7 +82,7 @@ def one_head(exam: Exam) -> None:
     if exam.shape.heads > 1 or exam.caller.layout in ("bld", "ld"):
         return
     entries = searched(["heads", "softmax", "scale", "mask"])
-    showing = {m.name for m in showing_variants(exam.best, exam.evidence, entries)}
+    showing = {m.name for m in showing_variants(exam.best, exam.evidence, entries)} | set(exam.best.names)
     hidden = [m.name for m in entries if m.name not in showing and ("head" in m.shows or m.family == "heads")]
     if hidden:
         exam.record.untold.append(f"with one head: {', '.join(hidden)}")

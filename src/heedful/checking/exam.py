@@ -50,7 +50,8 @@ class Exam:
     def sizes(self) -> Sizes:
         """Sizes for the catalogue's lines."""
         shape = self.shape
-        return Sizes(shape.batch, shape.heads, shape.queries, shape.keys, shape.head_dim, shape.value_dim)
+        lengths = (shape.batch, shape.heads, shape.queries, shape.keys)
+        return Sizes(*lengths, shape.head_dim, shape.value_dim, self.caller.features(shape))
 
     def look(self, case: Case, caller: Any = None) -> Evidence:
         """Run a case and keep what is needed to explain it."""

@@ -113,6 +113,10 @@ class Function(Observing):
             return replace(shape, batch=1, heads=1, kv_heads=1)
         return replace(shape, heads=4, kv_heads=4) if self.packing else shape
 
+    def features(self, shape: Shape) -> int:
+        """The size of all heads together."""
+        return shape.heads * shape.head_dim
+
     def packs(self, shape: Shape) -> bool:
         """Whether tensors of these sizes can be packed as the target wants it."""
         one_width = shape.head_dim == shape.value_dim
@@ -152,11 +156,8 @@ class Function(Observing):
         parts = [sides[SIDES[letter]] for letter in self.order]
         return {**apart, self.names["packed"]: layouts.pack(parts, self.packing)}
 
-    def gradients(self, wanted: Mapping[str, Tensor], case: Case) -> dict[str, Tensor]:
-        """Gradients by side, in the form of the call's tensors, as they reach the parameters."""
-        if self.layout == "ble":
-            heads = {"query": case.shape.heads, "key": case.shape.kv_heads, "value": case.shape.kv_heads}
-            wanted = {s: x.unflatten(-1, (heads[s], -1)).transpose(1, 2) for s, x in wanted.items()}
+    def gradients(self, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients by side of the case, as they reach the parameters."""
         return self.handed(wanted)
 
     @property

@@ -111,8 +111,9 @@ def constants(target: Callable[..., Any], names: Mapping[str, str], options: Opt
     """Values for the parameters that stay the same in every call."""
     fixed: dict[str, Any] = {}
     quiet = {"dropout": 0.0, "training": False, "want_weights": True, "grouped": True}
+    defaults = {p.name: p.default for p in parameters(target)}
     for role, value in quiet.items():
-        if role in names:
+        if role in names and (role != "dropout" or defaults[names[role]] is not None):
             fixed[names[role]] = value
     if names.get("training") == "deterministic":
         fixed["deterministic"] = True

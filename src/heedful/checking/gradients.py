@@ -7,6 +7,7 @@ from torch import Tensor
 
 from heedful.checking.calling import CallFailed
 from heedful.checking.exam import Exam
+from heedful.checking.function_calls import SIDES
 from heedful.checking.search import Evidence, Hypothesis, cast, largest
 from heedful.checking.stages import RIGHT, attend
 
@@ -43,20 +44,22 @@ def gradients(exam: Exam) -> None:
             "gradient-missing", f"backward raises {error}", {"which": "inputs"}, smallest="any input"
         )
         return
-    judge(exam, dict(zip(names, got, strict=True)), exam.caller.gradients(wanted, item.case))
+    judge(exam, dict(zip(names, got, strict=True)), exam.caller.gradients(wanted))
 
 
 def right_gradients(item: Evidence, hypothesis: Hypothesis, direction: Tensor) -> dict[str, Tensor] | None:
-    """Gradients of what the target computes, mistakes included, by side."""
+    """Gradients of what the target computes, mistakes included, by side of the case."""
     stages = RIGHT.with_all(hypothesis.variants)
-    call = cast(item.explain(item.case, hypothesis.reading, item.seen.form), torch.float64)
     if stages is None:
         return None
-    leaves = [x.detach().clone().requires_grad_() for x in (call.query, call.key, call.value)]
-    output = attend(replace(call, query=leaves[0], key=leaves[1], value=leaves[2]), stages).output
-    grads = torch.autograd.grad(output, leaves, direction, allow_unused=True)
-    found = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
-    return dict(zip(("query", "key", "value"), found, strict=True))
+    leaves = {side: getattr(item.case, side).detach().clone().requires_grad_() for side in SIDES.values()}
+    case = replace(item.case, **leaves)
+    output = attend(
+        cast(item.explain(case, hypothesis.reading, item.seen.form), torch.float64), stages
+    ).output
+    grads = torch.autograd.grad(output, list(leaves.values()), direction, allow_unused=True)
+    found = zip(leaves.items(), grads, strict=True)
+    return {side: torch.zeros_like(leaf) if grad is None else grad for (side, leaf), grad in found}
 
 
 def judge(exam: Exam, got: dict[str, Tensor | None], wanted: dict[str, Tensor]) -> None:

@@ -31,6 +31,12 @@ class View:
             self.known[order] = projections(self.found, order, self.heads, self.kv_heads)
         return self.known[order]
 
+    def before(self, x: Tensor, reading: Reading) -> Tensor:
+        """What is projected: the input, or its normalization."""
+        if not reading.normed or self.found.norm is None:
+            return x
+        return converted(self.found.norm, x.dtype)(x)
+
     @property
     def head_dim(self) -> int:
         """The size of one head of the queries."""
@@ -45,7 +51,7 @@ class View:
         if matrices is None:
             raise RuntimeError(f"the fused projection can't be read as {reading.order}")
         call = reading.call(case, form)
-        query, key, value = call.query[:, 0], call.key[:, 0], call.value[:, 0]
+        query, key, value = (self.before(x[:, 0], reading) for x in (call.query, call.key, call.value))
         unasked = ~call.padding if case.same and call.padding is not None else None
         call = replace(call, query=query, key=key, value=value, unasked=unasked, merged=False)
         return replace(call, heads=self.heads, kv_heads=self.kv_heads, projections=matrices)
@@ -97,6 +103,10 @@ class Module(Observing):
         """The sizes with the module's own heads."""
         view = self.view
         return replace(shape, heads=view.heads, kv_heads=view.kv_heads, head_dim=view.head_dim)
+
+    def features(self, shape: Shape) -> int:
+        """The width of the query's input."""
+        return self.widths[0]
 
     def base(self, shape: Shape) -> Case:
         """Inputs of these lengths."""
@@ -155,13 +165,13 @@ class Module(Observing):
         value = next(m["value"].weight.shape[0] for m in views if m is not None)
         return value * self.view.heads // self.view.kv_heads
 
-    def gradients(self, wanted: Mapping[str, Tensor], case: Case) -> dict[str, Tensor]:
-        """Gradients by side, (B, L, E), as they reach the parameters: one input may be several sides."""
+    def gradients(self, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients by side of the case, as they reach the parameters: one input may be several sides."""
         found: dict[str, Tensor] = {}
         for side, gradient in wanted.items():
             name = self.inputs.get(side) or self.inputs.get("key") or self.inputs["query"]
-            gradient = gradient.transpose(0, 1) if self.layout == "lbe" else gradient
-            found[name] = found[name] + gradient if name in found else gradient
+            arranged = gradient[:, 0].transpose(0, 1) if self.layout == "lbe" else gradient[:, 0]
+            found[name] = found[name] + arranged if name in found else arranged
         return found
 
 

@@ -123,7 +123,11 @@ def always_on_in(module: Module) -> list[Reading]:
     """What a module may do by itself: orders of a fused matrix, causality, rotations."""
     found = module.view.found
     fitting = [o for o in orders(found) if module.view.matrices(o) is not None]
-    basic = always_on()
+    basic = (
+        always_on()
+        if found.norm is None
+        else [replace(r, normed=n) for n in (True, False) for r in always_on()]
+    )
     usual = [
         replace(r, order=o, most=r.most if is_usual(o) else 0)
         for o in fitting
@@ -140,9 +144,10 @@ def always_on_in(module: Module) -> list[Reading]:
     return [*usual, *turned]
 
 
-def projection_words(found: Found, order: str) -> list[str]:
+def projection_words(found: Found, reading: Reading) -> list[str]:
     """The conventions that the parameters show."""
-    words = []
+    order = reading.order
+    words = ["normalizes its input first"] if reading.normed else []
     if found.fused and order:
         letters, axes = order.split()
         names = {"r": "role", "h": "head", "d": "size"}

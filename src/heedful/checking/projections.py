@@ -33,12 +33,14 @@ SIDES = ("query", "key", "value")
 class Found:
     """The projections of a module: role to (weight, bias), and the parameters that fit no role.
 
-    With `bare`, square weights are parameters of their own, and may be used as `x @ W` or as `x @ W.T`.
+    With `bare`, square weights are parameters of their own, and may be used as `x @ W` or as `x @ W.T`. `norm` may be
+    applied to the input first.
     """
 
     matrices: dict[str, Linear]
     unknown: list[str] = field(default_factory=list)
     bare: bool = False
+    norm: nn.Module | None = None
 
     @property
     def fused(self) -> bool:
@@ -111,8 +113,11 @@ def find(module: nn.Module) -> Found:
             side: Linear(matrices[side].weight, part) for side, part in zip(SIDES, parts, strict=True)
         }
         used.add("in_proj_bias")
+    norms = [(n, m) for n, m in module.named_children() if isinstance(m, (nn.LayerNorm, nn.RMSNorm))]
+    if len(norms) == 1:
+        used.update(f"{norms[0][0]}.{n}" for n, _ in norms[0][1].named_parameters())
     unknown = [n for n, p in module.named_parameters() if n not in used and p.ndim > 0]
-    return Found(matrices, unknown, any_bare)
+    return Found(matrices, unknown, any_bare, norms[0][1] if len(norms) == 1 else None)
 
 
 def stack(parts: list[Linear]) -> Linear:

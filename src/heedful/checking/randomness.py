@@ -218,7 +218,8 @@ def probability(caller: Any, built: bool) -> float | None:
     """The dropout probability that is known to be asked for; None when nothing is."""
     if isinstance(caller, Function):
         others = [p.name for p in parameters(caller.function) if "drop" in p.name.lower()]
-        return DROPOUT if "dropout" in caller.names and caller.array == "torch" and len(others) == 1 else None
+        known = caller.names.get("dropout") in caller.constants
+        return DROPOUT if known and caller.array == "torch" and len(others) == 1 else None
     if not isinstance(caller, Module):
         return None
     layers = [m.p for m in caller.module.modules() if isinstance(m, nn.Dropout) and m.p > 0]

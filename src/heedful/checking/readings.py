@@ -18,6 +18,7 @@ class Reading:
         flag: Alignment of the causal mask that a flag turns on.
         alibi: "distance" or "key" when the target adds ALiBi by itself.
         rotary: Rotation that the target applies to queries and keys by itself.
+        normed: Whether a module normalizes its input before it projects it.
         order: Order of a fused projection, as `projections.py` spells it.
         most: How many mistakes are tried together with it: fewer for what few people do.
     """
@@ -29,6 +30,7 @@ class Reading:
     flag: str | None = None
     alibi: str | None = None
     rotary: Rotation | None = None
+    normed: bool = False
     order: str = ""
     most: int = 2
 

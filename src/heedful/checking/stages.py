@@ -82,6 +82,7 @@ class Sizes(NamedTuple):
     keys: int
     head_dim: int
     value_dim: int
+    features: int = 0  # width of what goes into a module; of all heads together, where there is no module
 
 
 class Result(NamedTuple):
@@ -289,7 +290,8 @@ def attend(call: Call, stages: Stages = RIGHT) -> Result:
     query, key, value = stages.operands(query, key, value)
     key, value = stages.spread(key, query.shape[1]), stages.spread(value, query.shape[1])
     batch, heads, queries, head_dim = query.shape
-    sizes = Sizes(batch, heads, queries, key.shape[-2], head_dim, value.shape[-1])
+    features = heads * head_dim if call.projections is None else call.query.shape[-1]
+    sizes = Sizes(batch, heads, queries, key.shape[-2], head_dim, value.shape[-1], features)
 
     logits = stages.score(query, key) * stages.factor(sizes)
     for extra in (stages.bias(call), stages.position_bias(sizes, call)):

@@ -127,11 +127,11 @@ def kind_of(target: Any) -> str:
     """What a target is, guessed from its name and its parameters."""
     name = getattr(target, "__name__", type(target).__name__).lower()
     function = forward_of(target)
-    roles = {role_of(p.name, ("query", "key", "value", "qkv", "cache", "cosine", "frequencies"))
-             for p in parameters(function)}  # fmt: skip
-    if {"cosine", "frequencies"} & roles or re.search(
-        r"rotary|rope\b|rope_|_rope|rotate|freqs|cos_sin|sin_cos", name
-    ):
+    known = ("query", "key", "value", "qkv", "cache", "cosine", "frequencies", "mask", "padding", "start")
+    roles = {role_of(p.name, known) for p in parameters(function)}
+    if re.search(r"rotary|rope\b|rope_|_rope|rotate|freqs|cos_sin|sin_cos", name):
+        return "rotary"
+    if {"cosine", "frequencies"} & roles and not {"mask", "padding", "cache", "start"} & roles:
         return "rotary"
     if re.search(r"cache", name):
         return "cache"

@@ -93,16 +93,16 @@ def by_root_of(sizes: Sizes, name: str) -> float:
     summary="scores are divided by the root of another size",
     says="scores are divided by sqrt({axis}) = {divisor:.2f}; expected {root:.2f} = sqrt(head_dim)",
     remedy=DIVIDE,
-    source="set_transformer#18, dfdx#171 (scale from another size)",
+    source="set_transformer#18, dfdx#171, ng-video-lecture PR#6 (scale from another size)",
     shows="any input where that size is not head_dim",
 )
 def wrong_axis() -> list[dict[str, object]]:
-    """The scale is read from another axis of the tensors: their length, the number of heads, the value size.
+    """The scale is read from another axis: the length, the number of heads, the value size, the input's features.
 
     `key.shape[1]` is the length in (B, S, D), the number of heads in (B, H, S, D). The answer then depends on
     how long the sequence is.
     """
-    names = ("keys", "queries", "heads", "value_dim")
+    names = ("keys", "queries", "heads", "value_dim", "features")
     return [{"factor": partial(by_root_of, name=name), "words": {"axis": name}} for name in names]
 
 

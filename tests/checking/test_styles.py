@@ -1,0 +1,103 @@
+"""Attention as well-known courses and repositories write it: it is called as they want it, and judged fairly."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from heedful.checking import check
+
+
+def annotated(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: nn.Module | None = None
+) -> tuple[Tensor, Tensor]:
+    """The dropout is a module, or nothing."""
+    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e9)
+    weights = scores.softmax(dim=-1)
+    if dropout is not None:
+        weights = dropout(weights)
+    return torch.matmul(weights, value), weights
+
+
+class PreNorm(nn.Module):
+    """Normalizes its input itself."""
+
+    def __init__(self, dim: int, heads: int = 8, dim_head: int = 16, norm: type = nn.LayerNorm) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, dim_head**-0.5
+        self.norm = norm(dim)
+        self.to_qkv = nn.Linear(dim, dim_head * heads * 3, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(dim_head * heads, dim), nn.Dropout(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.to_qkv(self.norm(x)).chunk(3, dim=-1)
+        )
+        weights = (q @ k.transpose(-1, -2) * self.scale).softmax(-1)
+        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class WithFrequencies(nn.Module):
+    """Rotates only when it is given frequencies; heads are grouped."""
+
+    def __init__(self, dim: int, n_heads: int, n_kv_heads: int) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, dim // n_heads
+        self.wq, self.wo = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.wk = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
+        self.wv = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
+
+    def forward(self, x: Tensor, freqs_cis: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        sides = (f(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for f in (self.wq, self.wk, self.wv))
+        q, k, v = (t.repeat_interleave(self.n_heads // t.size(1), 1) for t in sides)
+        scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)
+        if mask is not None:
+            scores = scores + mask
+        return self.wo((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("target", "conventions"),
+    [
+        (annotated, ["mask True = may attend", "weights per head"]),
+        (PreNorm, ["normalizes its input first", "fused projection in the order q, k, v (role, head, size)"]),
+        (PreNorm(32, norm=nn.RMSNorm), ["normalizes its input first"]),
+        (WithFrequencies, ["mask is added to the scores (0 and -inf)"]),
+    ],
+)
+def test_a_style_is_understood(target: Callable[..., Any], conventions: list[str]) -> None:
+    found = check(target)
+    assert (found.verdict, found.mistakes, found.properties) == ("right", (), ()), str(found)
+    assert set(conventions) <= set(found.conventions)
+
+
+class Head(nn.Module):
+    """One causal head, scaled by the width of its input."""
+
+    def __init__(self, head_size: int = 16, n_embd: int = 32, block_size: int = 256) -> None:
+        super().__init__()
+        self.key = nn.Linear(n_embd, head_size, bias=False)
+        self.query = nn.Linear(n_embd, head_size, bias=False)
+        self.value = nn.Linear(n_embd, head_size, bias=False)
+        self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length, width = x.shape[1:]
+        scores = self.query(x) @ self.key(x).transpose(-2, -1) * width**-0.5
+        scores = scores.masked_fill(self.tril[:length, :length] == 0, -math.inf)
+        return functional.softmax(scores, dim=-1) @ self.value(x)
+
+
+def test_the_width_of_the_input_is_not_the_size_of_a_head() -> None:
+    found = check(Head())
+    assert [m.description for m in found.mistakes] == [
+        "scores are divided by sqrt(features) = 5.66; expected 4.00 = sqrt(head_dim)"
+    ]
+    assert not any("scale-wrong-axis" in words for words in found.untold)
