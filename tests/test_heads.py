@@ -102,6 +102,15 @@ def test_even_attention_is_broad_however_short_the_text() -> None:
             assert found[0].score == pytest.approx(1.0)
 
 
+def test_heads_that_may_see_different_keys_are_counted_by_themselves() -> None:
+    everybody = torch.ones(L, L, dtype=torch.bool)
+    keep = torch.stack([everybody.tril(), everybody.triu(), everybody])[None]
+    weights = weights_like(torch.stack([pattern(LOOKS["itself"]) / 3] * 3), masks.dense(keep))
+    together = classify(weights, WORDS)
+    assert together == [classify(weights[:, head : head + 1], WORDS)[0] for head in range(3)]
+    assert len({each.chance for each in together}) > 1
+
+
 @pytest.mark.parametrize("separators", [None, [i % 4 == 3 for i in range(L)]])
 def test_asked_in_the_same_pass_as_others_it_is_not_asked_again(separators, monkeypatch) -> None:
     looks = torch.stack([pattern(look) for look in LOOKS.values()])

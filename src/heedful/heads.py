@@ -176,17 +176,19 @@ class Kinds(Reduction):
 
     def panel(self, panel: Panel) -> tuple[Tensor, Tensor]:
         """The sums over one panel."""
-        weights, visible = panel.weights, panel.visible.to(panel.weights)
+        weights, visible = panel.weights, panel.visible
+        if visible.shape[1] > 1 and bool((visible == visible[:, :1]).all()):
+            visible = visible[:, :1]  # nearly always, and then there is one head to count instead of all
         query = panel.rows.positions
         kinds = self._kinds(query, panel.keys).to(weights)
         counted = torch.tensor(self.counted, device=query.device)[query.squeeze(-1)]
-        choices = visible.sum(-1)
-        even = torch.einsum("bhrk,nrk->bhnr", visible / choices.clamp(min=1)[..., None], kinds)
+        choices = torch.count_nonzero(visible, -1)
+        even = torch.einsum("bhrk,nrk->bhnr", visible.to(weights), kinds) / choices.clamp(min=1)[:, :, None]
         share = torch.einsum("bhrk,nrk->bhnr", weights, kinds)
-        supported = ((even > 0) & counted).to(weights)
-        sums = torch.stack([(x * supported).sum(-1) for x in (share, even, torch.ones_like(even))], -2)
-        choosing = ((choices > 1) & counted).to(weights)
+        supported = ((even > 0) & counted).to(weights).expand_as(share)
+        sums = torch.stack([(x * supported).sum(-1) for x in (share, even, torch.ones_like(share))], -2)
         entropy = torch.special.entr(weights).sum(-1) / choices.clamp(min=2).log()
+        choosing = ((choices > 1) & counted).to(weights).expand_as(entropy)
         return sums, torch.stack([(entropy * choosing).sum(-1), choosing.sum(-1)], -1)
 
     def _kinds(self, query: Tensor, key: Tensor) -> Tensor:

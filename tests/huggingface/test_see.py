@@ -67,7 +67,7 @@ def test_weights_and_predictions_are_those_of_the_model(name: str, causal: bool,
     else:
         assert reading.following == ()
     picture = picture_of(reading.without_sink())
-    assert picture.heads[0][0].places["first"] == 0
+    assert picture.places["first"] == 0
 
 
 def test_a_layer_that_stands_for_several_is_seen_each_time(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from heedful.heads import HeadClass, classify, question_about
+from heedful import Weights
+from heedful.heads import HeadClass, Kinds, classify, question_about
 from heedful.models.reading import Reading, Token
 from heedful.reductions import Entropy, TopK
 from heedful.view.links import Words, telling
@@ -38,8 +39,7 @@ class Answers(NamedTuple):
     """What all N layers of H heads answered.
 
     `classes[layer][head]`; `entropy` (N, H, L) in shares of the largest possible, `seen` (N, H, L) keys each token can
-    see, `values` and `keys` (N, H, L, k) of the strongest links, `places` (N, H, 2, 8) in shares: of the weights, and
-    by chance; `counted` (L,) tokens that a summary goes by.
+    see, `values` and `keys` (N, H, L, k) of the strongest links; `question` says which tokens a summary goes by.
     """
 
     classes: tuple[tuple[HeadClass, ...], ...]
@@ -47,8 +47,7 @@ class Answers(NamedTuple):
     seen: Tensor
     values: Tensor
     keys: Tensor
-    places: Tensor
-    counted: Tensor
+    question: Kinds
 
 
 def picture_of(
@@ -113,19 +112,16 @@ def _check_number(name: str, got: int | None, count: int, model: str) -> None:
 
 def _ask(reading: Reading) -> Answers:
     question = question_about(reading.tokens)
-    places = Places(question.ids, question.separators, question.counted)
     k = min(len(reading.tokens), LINKS_SEARCHED)
-    answers = [weights.reduce(Entropy(), TopK(k), places, Visible(), question) for weights in reading.weights]
-    entropy, seen = (torch.cat([answer[i] for answer in answers]) for i in (0, 3))
-    shares = torch.cat([answer[2] for answer in answers])
+    answers = [weights.reduce(Entropy(), TopK(k), Visible(), question) for weights in reading.weights]
+    entropy, seen = (torch.cat([answer[i] for answer in answers]) for i in (0, 2))
     return Answers(
         classes=tuple(tuple(classify(weights, reading.tokens)) for weights in reading.weights),
         entropy=torch.where(seen > 1, entropy / seen.clamp(min=2).log(), 0).clamp(0, 1),
         seen=seen,
         values=torch.cat([answer[1].values for answer in answers]),
         keys=torch.cat([answer[1].indices for answer in answers]),
-        places=shares / shares[:, :, 1:].sum(-1, keepdim=True).clamp(min=1),
-        counted=torch.tensor(question.counted),
+        question=question,
     )
 
 
@@ -160,6 +156,7 @@ def _draw(reading: Reading, answers: Answers, choice: Choice) -> Picture:
     weights = layer[0, choice.head]
     this_token = torch.zeros(length)
     this_token[choice.query] = 1
+    places, chance = _places(layer[:, choice.head : choice.head + 1], answers.question)
     return Picture(
         model=reading.model,
         text=reading.text,
@@ -168,8 +165,9 @@ def _draw(reading: Reading, answers: Answers, choice: Choice) -> Picture:
         tokens=reading.tokens,
         following=reading.following,
         heads=_summaries(answers),
-        chance=dict(zip(PLACES, answers.places[0, 0, 1].tolist(), strict=True)),
         choice=choice,
+        places=places,
+        chance=chance,
         looks_at=tuple(layer[0, choice.head, choice.query].tolist()),
         seen_by=tuple((weights @ this_token).tolist()),
         rows=_rows(answers, choice),
@@ -180,18 +178,19 @@ def _draw(reading: Reading, answers: Answers, choice: Choice) -> Picture:
 
 def _summaries(answers: Answers) -> Summaries:
     """Every head in summary."""
-    counted = (answers.counted & (answers.seen > 1)).to(answers.entropy)
+    counted = (torch.tensor(answers.question.counted) & (answers.seen > 1)).to(answers.entropy)
     entropy = ((answers.entropy * counted).sum(-1) / counted.sum(-1).clamp(min=1)).tolist()
-    shares = answers.places[:, :, 0].tolist()
     return tuple(
-        tuple(
-            HeadSummary(
-                layer, head, *found, entropy[layer][head], dict(zip(PLACES, shares[layer][head], strict=True))
-            )
-            for head, found in enumerate(heads)
-        )
+        tuple(HeadSummary(layer, head, *found, entropy[layer][head]) for head, found in enumerate(heads))
         for layer, heads in enumerate(answers.classes)
     )
+
+
+def _places(weights: Weights, question: Kinds) -> tuple[dict[str, float], dict[str, float]]:
+    """The shares of one head's weight by place, and the same for even weights."""
+    sums = weights.reduce(Places(question.ids, question.separators, question.counted))[0][0, 0]
+    mine, even = (sums / sums[1].sum().clamp(min=1)).tolist()
+    return dict(zip(PLACES, mine, strict=True)), dict(zip(PLACES, even, strict=True))
 
 
 def _rows(answers: Answers, choice: Choice) -> tuple[Row, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from heedful.models.reading import Following, Token
 
-SCHEMA = "heedful.see/1"
+SCHEMA = "heedful.see/2"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class HeadSummary:
         support: How many tokens the score is a mean of.
         entropy: Mean over the text's tokens with a choice of the entropy of the row, as a share of the largest
             possible: 0 is one token, 1 is all alike.
-        places: The mean share of the weight on each of `heedful.view.summary.PLACES`; they sum to 1.
     """
 
     layer: int
@@ -42,7 +41,6 @@ class HeadSummary:
     chance: float
     support: int
     entropy: float
-    places: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,9 @@ class Picture:
         tokens: The text's L tokens.
         following: What the model expects after the text, likeliest first; empty if it predicts nothing.
         heads: Summaries, `heads[layer][head]`.
-        chance: The places' shares if every token looked at all it can see alike.
         choice: The chosen head and token.
+        places: The chosen head's mean share of weight on each of `heedful.view.summary.PLACES`; they sum to 1.
+        chance: The same if every token looked at all it can see alike.
         looks_at: The chosen token's weights in the chosen head, L numbers.
         seen_by: The weight that each token gives the chosen token there, L numbers.
         rows: What each token looks at there, L rows.
@@ -117,8 +116,9 @@ class Picture:
     tokens: tuple[Token, ...]
     following: tuple[Following, ...]
     heads: tuple[tuple[HeadSummary, ...], ...]
-    chance: dict[str, float]
     choice: Choice
+    places: dict[str, float]
+    chance: dict[str, float]
     looks_at: tuple[float, ...]
     seen_by: tuple[float, ...]
     rows: tuple[Row, ...]

@@ -65,4 +65,4 @@ class Visible(Reduction):
 
     def panel(self, panel: Panel) -> Tensor:
         """The numbers of one panel, (B, H, rows)."""
-        return panel.visible.sum(-1).to(panel.weights)
+        return torch.count_nonzero(panel.visible, -1).to(panel.weights)
