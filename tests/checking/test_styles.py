@@ -63,12 +63,33 @@ class WithFrequencies(nn.Module):
         return self.wo((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+def capped(q: Tensor, k: Tensor, v: Tensor, softcap: float = 30.0) -> Tensor:
+    scores = q @ k.mT / math.sqrt(q.size(-1))
+    return (softcap * torch.tanh(scores / softcap)).softmax(-1) @ v
+
+
+def normed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = (functional.rms_norm(x, x.shape[-1:]) for x in (q, k))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def plus_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = (q @ k.mT / math.sqrt(q.size(-1))).exp()
+    return e @ v / (1 + e.sum(-1, keepdim=True))
+
+
 @pytest.mark.parametrize(
     ("target", "conventions"),
     [
         (annotated, ["mask True = may attend", "weights per head"]),
         (PreNorm, ["normalizes its input first", "fused projection in the order q, k, v (role, head, size)"]),
         (PreNorm(32, norm=nn.RMSNorm), ["normalizes its input first"]),
+        (capped, ["caps scores at 30 by tanh"]),
+        (
+            normed,
+            ["divides queries and keys by their root mean square", "always causal, aligned to the start"],
+        ),
+        (plus_one, ["adds 1 to the sum of exponentials (a sink whose score is 0)"]),
         (WithFrequencies, ["mask is added to the scores (0 and -inf)"]),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any
 from heedful.checking import layouts
 from heedful.checking.exam import Exam
 from heedful.checking.function_calls import SIDES, Function
+from heedful.checking.readings import Reading
 from heedful.checking.record import compared, errors, searched, words_of
 from heedful.checking.search import Hypothesis, Made, showing_variants
 from heedful.checking.smallest import smallest
@@ -20,17 +21,28 @@ def conclude(exam: Exam) -> None:
         )
     exam.record.convention(*layout_words(exam.caller))
     causality(exam, exam.best)
-    window = exam.best.reading.window
-    if window is not None:
-        around = f" and {window.after} after" if window.after else ""
-        exam.record.convention(f"a query sees its own position, {window.before} before{around}")
-    if exam.best.reading.alibi is not None:
-        how = "distance" if exam.best.reading.alibi == "distance" else "the key's position"
-        exam.record.convention(f"adds ALiBi by {how}")
-    rotary = exam.best.reading.rotary
-    if rotary is not None:
-        exam.record.convention(f"turns queries and keys: {rotary.layout} rotary, base {rotary.base:g}")
+    exam.record.convention(*what_it_adds(exam.best.reading))
     one_head(exam)
+
+
+def what_it_adds(reading: Reading) -> list[str]:
+    """What the target does by itself beside plain attention."""
+    found = []
+    if reading.window is not None:
+        around = f" and {reading.window.after} after" if reading.window.after else ""
+        found.append(f"a query sees its own position, {reading.window.before} before{around}")
+    if reading.alibi is not None:
+        how = "distance" if reading.alibi == "distance" else "the key's position"
+        found.append(f"adds ALiBi by {how}")
+    if reading.rotary is not None:
+        found.append(f"turns queries and keys: {reading.rotary.layout} rotary, base {reading.rotary.base:g}")
+    if reading.qk_norm:
+        found.append("divides queries and keys by their root mean square")
+    if reading.softcap is not None:
+        found.append(f"caps scores at {reading.softcap:g} by tanh")
+    if reading.sink:
+        found.append("adds 1 to the sum of exponentials (a sink whose score is 0)")
+    return found
 
 
 def layout_words(caller: Any) -> list[str]:

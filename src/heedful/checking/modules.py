@@ -132,7 +132,7 @@ def always_on_in(module: Module) -> list[Reading]:
         replace(r, order=o, most=r.most if is_usual(o) else 0)
         for o in fitting
         for r in basic
-        if r.alibi is None or is_usual(o)
+        if r.most == 2 or is_usual(o)
     ]
     turned = [
         replace(r, rotary=Rotation(layout, base), most=1 if base == BASES[0] else 0)

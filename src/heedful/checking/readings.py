@@ -16,6 +16,9 @@ class Reading:
         causal: Alignment of a causal mask that is always on: "start" or "end"; None when there is none.
         window: How far a query sees around its own position; None when there is no limit.
         flag: Alignment of the causal mask that a flag turns on.
+        qk_norm: Whether the target normalizes queries and keys by itself.
+        softcap: Largest score, where the target bends scores by tanh.
+        sink: Whether it adds 1 to the sum of exponentials.
         alibi: "distance" or "key" when the target adds ALiBi by itself.
         rotary: Rotation that the target applies to queries and keys by itself.
         normed: Whether a module normalizes its input before it projects it.
@@ -28,6 +31,9 @@ class Reading:
     causal: str | None = None
     window: Window | None = None
     flag: str | None = None
+    qk_norm: bool = False
+    softcap: float | None = None
+    sink: bool = False
     alibi: str | None = None
     rotary: Rotation | None = None
     normed: bool = False
@@ -51,14 +57,23 @@ class Reading:
             bias=case.bias,
             causal=self.flag if case.causal else self.causal,
             window=self.window,
+            qk_norm=self.qk_norm,
+            softcap=self.softcap,
+            sink=self.sink,
             alibi=self.alibi,
             rotary=self.rotary,
             merged=form == "ble",
         )
 
 
+SOFTCAPS = (20.0, 30.0, 50.0)
+
+
 def always_on() -> list[Reading]:
-    """What a target may do by itself on every call: nothing, causality, ALiBi."""
+    """What a target may do by itself on every call: nothing, causality, ALiBi; what some recent models do."""
     usual = [Reading(), Reading(causal="end"), Reading(causal="start")]
     alibis = [replace(r, alibi=a, most=1) for a in ("distance", "key") for r in usual]
-    return usual + alibis
+    caps = [replace(r, softcap=cap, most=0) for cap in SOFTCAPS for r in usual]
+    sinks = [replace(r, sink=True, most=0) for r in usual]
+    norms = [replace(r, qk_norm=True, most=0) for r in usual]
+    return usual + alibis + caps + sinks + norms

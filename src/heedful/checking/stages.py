@@ -40,6 +40,9 @@ class Call:
     bias: Tensor | None = None  # added to the scores
     window: "Window | None" = None  # only keys near its own position are seen by a query
     causal: str | None = None  # "start": query 0 stands at key 0; "end": the last query at the last key
+    qk_norm: bool = False  # queries and keys are divided by their root mean square
+    softcap: float | None = None  # scores are bent by tanh so that they stay below this
+    sink: bool = False  # 1 is added to the sum of exponentials
     alibi: str | None = None  # "distance" or "key": slopes times distance, or times the key's index
     rotary: "Rotation | None" = None
     places: tuple[Tensor, Tensor] | None = None  # positions of queries and keys; None: both from 0
@@ -293,14 +296,21 @@ def attend(call: Call, stages: Stages = RIGHT) -> Result:
     features = heads * head_dim if call.projections is None else call.query.shape[-1]
     sizes = Sizes(batch, heads, queries, key.shape[-2], head_dim, value.shape[-1], features)
 
+    if call.qk_norm:
+        query, key = (x / x.square().mean(-1, keepdim=True).sqrt() for x in (query, key))
     logits = stages.score(query, key) * stages.factor(sizes)
+    if call.softcap is not None:
+        logits = call.softcap * (logits / call.softcap).tanh()
     for extra in (stages.bias(call), stages.position_bias(sizes, call)):
         if extra is not None:
             logits = logits + extra.to(logits.dtype)
     keep = visible(call, sizes, stages)
     if keep is not None:
         logits = stages.restrict(logits, keep)
-    weights = stages.finish(stages.normalize(logits), keep, sizes)
+    weights = stages.normalize(logits)
+    if call.sink:
+        weights = weights * logits.logsumexp(-1, keepdim=True).sigmoid()
+    weights = stages.finish(weights, keep, sizes)
     output = stages.mix(weights, value)
     if call.heads is not None or call.merged:
         output = stages.leave(call, stages.merge(output))
