@@ -63,6 +63,30 @@ class WithFrequencies(nn.Module):
         return self.wo((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+class Lengths(nn.Module):
+    """Takes the number of real keys of each sample."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None
+    ) -> Tensor:
+        scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[-1])
+        if valid_lens is not None:
+            real = torch.arange(keys.shape[1])[None, None, :] < valid_lens[:, None, None]
+            scores = scores.masked_fill(~real, -1e6)
+        return torch.bmm(self.dropout(scores.softmax(-1)), values)
+
+
+class LengthsIgnored(Lengths):
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None
+    ) -> Tensor:
+        return super().forward(queries, keys, values)
+
+
 def capped(q: Tensor, k: Tensor, v: Tensor, softcap: float = 30.0) -> Tensor:
     scores = q @ k.mT / math.sqrt(q.size(-1))
     return (softcap * torch.tanh(scores / softcap)).softmax(-1) @ v
@@ -84,6 +108,7 @@ def plus_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (annotated, ["mask True = may attend", "weights per head"]),
         (PreNorm, ["normalizes its input first", "fused projection in the order q, k, v (role, head, size)"]),
         (PreNorm(32, norm=nn.RMSNorm), ["normalizes its input first"]),
+        (Lengths, ["lengths count the keys that may be attended"]),
         (capped, ["caps scores at 30 by tanh"]),
         (
             normed,
@@ -122,3 +147,7 @@ def test_the_width_of_the_input_is_not_the_size_of_a_head() -> None:
         "scores are divided by sqrt(features) = 5.66; expected 4.00 = sqrt(head_dim)"
     ]
     assert not any("scale-wrong-axis" in words for words in found.untold)
+
+
+def test_lengths_that_change_nothing() -> None:
+    assert [m.name for m in check(LengthsIgnored).mistakes] == ["padding-ignored"]

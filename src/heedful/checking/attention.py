@@ -205,7 +205,7 @@ def finish(exam: Exam, ways: Ways) -> None:
     """Everything after the plain case."""
     judge_lengths(exam, ways)
     names = exam.caller.names
-    for role in ("mask", "padding"):
+    for role in ("mask", "padding", "lengths"):
         if role in names:
             mask_step(exam, role)
     if "causal" in names:

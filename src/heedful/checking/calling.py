@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 class Passing:
     """One way to hand over a mask: the parameter's role, the tensor's shape, and its kind of numbers.
 
-    Shapes are spelled with b, h, l, s for the sizes, n for batch times heads, and 1.
+    Shapes are spelled with b, h, l, s for the sizes, n for batch times heads, and 1; b alone is a length per sample.
     Kinds: "bool"; "int" (0 and 1); "float" (0 and minus infinity, to be added).
     """
 
@@ -65,6 +65,8 @@ class Passing:
         mask = case.padding if self.over_keys else case.mask
         if mask is None:
             return None
+        if self.shape == "b":
+            return mask.sum(-1)
         mask = self.arrange(mask, case.shape.batch, heads)
         if self.kind == "bool":
             return mask.clone()

@@ -18,8 +18,8 @@ from heedful.checking.problems import CannotCheck
 from heedful.checking.roles import assign, parameters
 
 ROLES = (
-    "query", "key", "value", "qkv", "kv", "mask", "padding", "bias", "causal", "scale", "dropout", "heads", "kv_heads",
-    "grouped", "module", "training", "want_weights", "average",
+    "query", "key", "value", "qkv", "kv", "mask", "padding", "lengths", "bias", "causal", "scale", "dropout", "heads",
+    "kv_heads", "grouped", "module", "training", "want_weights", "average",
 )  # fmt: skip
 SIDES = ("query", "key", "value")
 
@@ -125,7 +125,7 @@ def constants(target: Callable[..., Any], names: Mapping[str, str], options: Opt
         name = parameter.name
         if name in fixed or parameter.default is not parameter.empty:
             continue
-        if name in (names.get("mask"), names.get("padding"), names.get("bias"), names.get("scale")):
+        if name in [names.get(role) for role in ("mask", "padding", "lengths", "bias", "scale")]:
             fixed[name] = None
         elif name not in names.values() and name not in options.settings:
             raise CannotCheck(

@@ -9,11 +9,13 @@ from heedful.checking.cases import Case, Shape
 from heedful.checking.exam import Exam
 from heedful.checking.search import Evidence, Hypothesis, extend
 
+SHAPES: dict[str, tuple[str, ...]] = {"mask": MASK_SHAPES, "padding": ("bs", "b11s"), "lengths": ("b",)}
+
 
 def accepted_passings(exam: Exam, role: str, case_for: Callable[[Passing], Case]) -> dict[str, list[str]]:
     """The shapes in which a mask is accepted, each with the kinds of numbers."""
     claimed = exam.claims.mask_shape
-    shapes: tuple[str, ...] = ("bs", "b11s") if role == "padding" else MASK_SHAPES
+    shapes = SHAPES[role]
     if claimed is not None and role == "mask":
         shapes = (claimed.what, *(s for s in shapes if s != claimed.what))
     found: dict[str, list[str]] = {}
@@ -133,6 +135,9 @@ def judge_mask(
     exam: Exam, role: str, chosen: Meaning, held: Sequence[Meaning], options: Sequence[Meaning]
 ) -> None:
     """Report the meaning as a convention, or as a mistake where the target says otherwise."""
+    if role == "lengths":
+        exam.record.convention("lengths count the keys that may be attended")
+        return
     claim = exam.claims.padding if role == "padding" else exam.claims.mask
     if claim is not None and chosen.reads != claim.what and claim.what != "add":
         right, assumed = claimed_error(exam, chosen, options, claim.what)

@@ -18,8 +18,8 @@ from heedful.checking.stages import Rotation
 from heedful.checking.targets import forward_of
 
 ROLES = (
-    "query", "key", "value", "input", "memory", "mask", "padding", "bias", "causal", "want_weights", "average",
-    "training", "cache", "use_cache", "start", "dropout",
+    "query", "key", "value", "input", "memory", "mask", "padding", "lengths", "bias", "causal", "want_weights",
+    "average", "training", "cache", "use_cache", "start", "dropout",
 )  # fmt: skip
 
 

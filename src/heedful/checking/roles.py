@@ -47,7 +47,7 @@ NAMES = {
     "queries": "q_len query_len tgt_len num_queries query_length seq_len_q seqlen_q",
     "tokens": "tokens ids input_ids seq sequence token_ids",
     "pad": "pad pad_id pad_idx pad_token_id pad_token padding_idx",
-    "lengths": "lengths lens seq_lens valid_lens valid_len",
+    "lengths": "lengths lens seq_lens valid_lens valid_len key_lengths kv_lens key_lens",
     "dtype": "dtype",
     "device": "device",
     "config": "config cfg args conf hparams",
