@@ -6,11 +6,9 @@
 import argparse
 import itertools
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import wrong_attention
@@ -24,27 +22,75 @@ from heedful.checking import check
 from heedful.checking.catalogue import find
 
 Pair = tuple[str, str]
+
+
+class Style(NamedTuple):
+    """One style of implementation: how it is made, what it answers, and the two lists that its pairs come from."""
+
+    make: Callable[..., Any]
+    answers: Callable[[Any], list[Tensor]]
+    first: list[str]
+    second: list[str]
+
+
+def of_function(attention: Callable[..., Tensor], masked: bool = True) -> list[Tensor]:
+    """With and without a mask, and for grouped heads unless they clash with the mistakes."""
+    found = []
+    for groups in (1, 2):
+        q = torch.randn(3, 4, 6, 8)
+        k, v = torch.randn(3, 4 // groups, 6, 8), torch.randn(3, 4 // groups, 6, 8)
+        mask = (torch.rand(3, 1, 6, 6) < 0.6) | torch.eye(6, dtype=torch.bool)
+        try:
+            found.append(attention(q, k, v))
+        except (RuntimeError, ValueError):
+            break
+        if masked and groups == 1:
+            found.append(attention(q, k, v, mask))
+    return found
+
+
+def of_causal_function(attention: Callable[..., Tensor]) -> list[Tensor]:
+    """The same without masks."""
+    return of_function(attention, masked=False)
+
+
+def built(kind: type[nn.Module]) -> nn.Module:
+    """With four heads, and no parameter that is 0."""
+    module = kind(32, 4)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def of_module(kind: type[nn.Module]) -> list[Tensor]:
+    """Output and weights, with and without a mask, and in training."""
+    module = built(kind)
+    module.p = 0.5
+    x, memory = torch.randn(3, 6, 32), torch.randn(3, 6, 32)
+    mask = (torch.rand(3, 1, 6, 6) < 0.6) | torch.eye(6, dtype=torch.bool)
+    results = [module.eval()(x, memory, memory), module(x, memory, memory, mask)]
+    torch.manual_seed(4)
+    results.append(module.train()(x, memory, memory))
+    return [t for r in results for t in (r if isinstance(r, tuple) else (r,))]
+
+
+def of_cache(kind: type[nn.Module]) -> list[Tensor]:
+    """All tokens at once, and step by step."""
+    module, x = built(kind), torch.randn(3, 6, 32)
+    output, cache = module(x[:, :2])
+    return [module(x)[0], output, module(x[:, 2:3], cache)[0]]
+
+
 PROJECTED = [n for n in zoo.MODULE if not n.startswith(("weights-", "dropout-"))]
-GROUPS = ("heads-groups-tiled", "heads-first-only")
-# Each style of implementation: how it is made, and the two lists its pairs come from.
-STYLES: dict[str, tuple[Callable[..., Any], list[str], list[str]]] = {
-    "function": (wrong_attention.make, zoo.ATTENTION, zoo.ATTENTION),
-    "causal function": (
-        wrong_attention.make_causal,
-        zoo.CAUSAL,
-        [n for n in zoo.ATTENTION if find(n).family != "mask"],
-    ),
-    "module": (wrong_module.make, zoo.MODULE, zoo.MODULE),
-    "module with a wrong function": (
-        wrong_blocks.make,
-        PROJECTED,
-        [n for n in zoo.ATTENTION if n not in GROUPS],
-    ),
-    "block with a cache": (
-        wrong_cache.make,
-        zoo.HANDED,
-        [n for n in zoo.ATTENTION if find(n).family in ("scale", "softmax")],
-    ),
+MASKLESS = [n for n in zoo.ATTENTION if find(n).family != "mask"]
+UNGROUPED = [n for n in zoo.ATTENTION if n not in ("heads-groups-tiled", "heads-first-only")]
+WEIGHING = [n for n in zoo.ATTENTION if find(n).family in ("scale", "softmax")]
+STYLES = {
+    "function": Style(wrong_attention.make, of_function, zoo.ATTENTION, zoo.ATTENTION),
+    "causal function": Style(wrong_attention.make_causal, of_causal_function, zoo.CAUSAL, MASKLESS),
+    "module": Style(wrong_module.make, of_module, zoo.MODULE, zoo.MODULE),
+    "module with a wrong function": Style(wrong_blocks.make, of_module, PROJECTED, UNGROUPED),
+    "block with a cache": Style(wrong_cache.make, of_cache, zoo.HANDED, WEIGHING),
 }
 # The catalogue says so: without a softmax, both of these are `softmax-missing` under its other name.
 SAME = [{"softmax-missing", "mask-zeroed"}, {"softmax-missing", "mask-after-softmax"}]
@@ -52,47 +98,15 @@ SAME = [{"softmax-missing", "mask-zeroed"}, {"softmax-missing", "mask-after-soft
 
 def pairs(style: str) -> list[Pair]:
     """The pairs of this style."""
-    _, first, second = STYLES[style]
+    _, _, first, second = STYLES[style]
     found = itertools.combinations(first, 2) if first == second else itertools.product(first, second)
     return [(a, b) for a, b in found if find(a).family != find(b).family]
 
 
 def answers(style: str, *names: str) -> list[Tensor]:
-    """What an implementation with these mistakes gives: with and without a mask, in training, step by step."""
-    make = STYLES[style][0]
+    """What an implementation with these mistakes gives."""
     torch.manual_seed(3)
-    if "function" in style and "module" not in style:
-        return function_answers(make(*names), masked="causal" not in style)
-    module = make(*names)(32, 4)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    x, memory = torch.randn(3, 6, 32), torch.randn(3, 6, 32)
-    if "cache" in style:
-        output, cache = module(x[:, :2])
-        return [module(x)[0], output, module(x[:, 2:3], cache)[0]]
-    mask = torch.rand(3, 1, 6, 6) < 0.6
-    mask |= torch.eye(6, dtype=torch.bool)
-    module.p = 0.5
-    results = [module.eval()(x, memory, memory), module(x, memory, memory, mask)]
-    torch.manual_seed(4)
-    results.append(module.train()(x, memory, memory))
-    return [t for r in results for t in (r if isinstance(r, tuple) else (r,))]
-
-
-def function_answers(attention: Callable[..., Tensor], masked: bool) -> list[Tensor]:
-    """With and without a mask, and for grouped heads unless they clash with the mistakes."""
-    found = []
-    for groups in (1, 2):
-        q = torch.randn(3, 4, 6, 8)
-        k, v = torch.randn(3, 4 // groups, 6, 8), torch.randn(3, 4 // groups, 6, 8)
-        mask = torch.rand(3, 1, 6, 6) < 0.6
-        try:
-            found.append(attention(q, k, v))
-        except (RuntimeError, ValueError):
-            break
-        if masked and groups == 1:
-            found.append(attention(q, k, v, mask | torch.eye(6, dtype=torch.bool)))
-    return found
+    return STYLES[style].answers(STYLES[style].make(*names))
 
 
 def tellable(style: str, pair: Pair) -> bool:
@@ -118,7 +132,7 @@ def alike(some: list[Tensor], others: list[Tensor]) -> bool:
 
 def named(style: str, pair: Pair) -> list[str]:
     """The mistakes that are named for an implementation with this pair."""
-    return [m.name for m in check(STYLES[style][0](*pair)).mistakes]
+    return [m.name for m in check(STYLES[style].make(*pair)).mistakes]
 
 
 def chosen(share: float = 1.0) -> Iterator[tuple[str, Pair]]:
@@ -147,7 +161,6 @@ def report(part: int, parts: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default="1/1", help="2/4 checks the second quarter")
     report(*map(int, parser.parse_args().part.split("/")))
