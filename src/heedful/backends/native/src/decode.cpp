@@ -13,6 +13,7 @@ namespace heedful {
 namespace {
 
 constexpr int64_t few_rows = 12, decode_chunk = 512;
+constexpr int64_t ahead = 64;  // keys to fetch ahead
 
 template <class T, int64_t dtype>
 struct Reader {
@@ -58,16 +59,20 @@ void score_with(const heedful_call &call, int64_t batch, int64_t group, const fl
   const auto *keys = static_cast<const typename Source::Element *>(call.key.data) + batch * call.key.stride[0] +
                      group * call.key.stride[1];
   for (int64_t key = range.first; key < range.last; key += lanes) {
-    const typename Source::Element *at[lanes];
-    for (int i = 0; i < lanes; i++) at[i] = keys + std::min(key + i, range.last - 1) * call.key.stride[2];
     for (int64_t row = 0; row < rows; row++) {
       const float *query = queries + row * query_width;
-      Floats sums[lanes] = {};
-      int64_t k = 0;
-      for (; k + lanes <= call.width; k += lanes)
-        for (int i = 0; i < lanes; i++) sums[i] += load(query + k) * Source::read(at[i] + k);
-      if (k < call.width)
-        for (int i = 0; i < lanes; i++) sums[i] += load(query + k) * Source::read_some(at[i] + k, call.width - k);
+      Floats sums[lanes];
+      for (int i = 0; i < lanes; i++) {  // key after key, in the order they lie in memory
+        const typename Source::Element *at = keys + std::min(key + i, range.last - 1) * call.key.stride[2];
+        Floats sum = {};
+        int64_t k = 0;
+        for (; k + lanes <= call.width; k += lanes) {
+          __builtin_prefetch(at + k + ahead * call.key.stride[2]);
+          sum += load(query + k) * Source::read(at + k);
+        }
+        if (k < call.width) sum += load(query + k) * Source::read_some(at + k, call.width - k);
+        sums[i] = sum;
+      }
       store_some(scores + row * stride + key - range.first, sum_each(sums), range.last - key);
     }
   }
@@ -230,8 +235,10 @@ void Decode::sum_values(int64_t key_head, int64_t chunk) {
       for (int i = 0; i < together; i++) weight[i] = i < n ? x[i] : 0;
       for (int64_t column = 0; column < call.value_width; column += lanes) {
         Floats sum = load(sums + row * value_width + column);
-        for (int i = 0; i < together; i++)
+        for (int i = 0; i < together; i++) {
+          __builtin_prefetch(at[i] + column + ahead * call.value.stride[2]);
           sum += weight[i] * Source::read_some(at[i] + column, call.value_width - column);
+        }
         store(sums + row * value_width + column, sum);
       }
     }
