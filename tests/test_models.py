@@ -5,9 +5,12 @@ import sys
 
 import pytest
 import torch
+from tokenizers import Tokenizer, normalizers
+from tokenizers.models import Unigram
 
 from heedful import models
 from heedful.models import CATALOGUE, Entry
+from heedful.models.reading import Reader
 
 
 @pytest.fixture
@@ -89,6 +92,23 @@ def test_the_tiny_model_comes_with_the_package():
     assert [each.probability for each in reading.following] == pytest.approx(likely.values.tolist())
     assert [each.text for each in reading.following] == [
         reader.tokenizer.decode([i]) for i in likely.indices.tolist()
+    ]
+
+
+def test_white_space_parts_words_whatever_the_tokenizer_thinks():
+    """Tokenizers in SentencePiece's manner call a whole text one word, and put the space in front of the token."""
+    pieces = [("<unk>", 0.0), ("\u2581the", -1.0), ("\u2581cat", -1.0), ("s", -1.5), ("\u2581", -3.0)]
+    tokenizer = Tokenizer(Unigram(pieces, unk_id=0))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokens = Reader("pieces", torch.nn.Identity(), tokenizer, 9, causal=True).tokenize("the cats  the")
+    assert [(token.text, token.continues) for token in tokens] == [
+        ("the", False),
+        (" cat", False),
+        ("s", True),
+        (" ", False),
+        (" the", False),
     ]
 
 

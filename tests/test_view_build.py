@@ -9,7 +9,7 @@ import torch
 import heedful
 from heedful import masks
 from heedful.heads import NEAR, classify
-from heedful.models.reading import Following, Reading, TextRefused
+from heedful.models.reading import Following, Reading, TextRefused, Token
 from heedful.view.build import BadChoice, find_token, picture_of
 from heedful.view.picture import SCHEMA, to_json
 from heedful.view.summary import PLACES, Places
@@ -194,6 +194,18 @@ def test_a_text_said_twice_shows_induction():
     assert [(head.letter, head.label) for head in picture.heads[0]] == [("I", "induction"), ("B", "broad")]
     assert picture.heads[0][0].support == 7
     assert (picture.choice.link.query - picture.choice.link.key) == 6
+
+
+def test_single_characters_are_no_words():
+    """Byte by byte, "a" between spaces is one more character; where words are tokens, it is a word."""
+    text = "a tin a"
+    tokens = tuple(
+        Token(sign, ord(sign), i, i + 1, special=False, continues=sign in "in") for i, sign in enumerate(text)
+    )
+    weights = torch.rand(1, 1, 7, 7, generator=torch.Generator().manual_seed(5)).softmax(-1)
+    assert picture_of(reading_of(tokens, weights)).choice.kind == "pieces of words"
+    words = tuple(replace(token, continues=False) for token in tokens)
+    assert picture_of(reading_of(words, weights)).choice.kind == "words that are not neighbors"
 
 
 def test_links_to_a_sink_tell_nothing():

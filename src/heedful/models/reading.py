@@ -113,7 +113,10 @@ class Reader:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def tokenize(self, text: str) -> tuple[Token, ...]:
-        """The tokens of a text. A mark that the text itself spells out, as in "a [SEP] b", is special too."""
+        """The tokens of a text. A mark that the text itself spells out, as in "a [SEP] b", is special too.
+
+        Some tokenizers take a whole text for one word; white space parts words all the same.
+        """
         added = self.tokenizer.get_added_tokens_decoder()
         encoding = self.tokenizer.encode(text)
         words = [None, *encoding.word_ids]
@@ -122,7 +125,8 @@ class Reader:
             start, stop = encoding.offsets[i]
             special = token_id in added and added[token_id].special and name != "[UNK]"
             spelled = name if special or start == stop else text[start:stop]
-            continues = words[i + 1] is not None and words[i + 1] == words[i]
+            same_word = words[i + 1] is not None and words[i + 1] == words[i]
+            continues = same_word and not (spelled[:1].isspace() or tokens[-1].text[-1:].isspace())
             tokens.append(Token(spelled, token_id, start, stop, special, continues))
         return tuple(tokens)
 

@@ -16,7 +16,7 @@ class Words:
         self.is_text = torch.tensor([not is_mark(token) for token in tokens])
         continued = [token.continues for token in tokens[1:]] + [False]
         whole = [not (token.continues or more) for token, more in zip(tokens, continued, strict=True)]
-        self.is_word = self.is_text & torch.tensor(whole)
+        self.is_word = self.is_text & torch.tensor(whole) & (not by_character(tokens))
         self.number = torch.tensor([not token.continues for token in tokens]).cumsum(0)
 
     def apart(self, query: Tensor, key: Tensor) -> Tensor:
@@ -26,6 +26,12 @@ class Words:
     def are_words(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether both tokens are whole words, neither pieces of one nor marks."""
         return self.is_word[query] & self.is_word[key]
+
+
+def by_character(tokens: Sequence[Token]) -> bool:
+    """Whether tokens are single characters: then a letter by itself is no word, and it says little that one continues."""
+    of_text = [token for token in tokens if not token.special]
+    return all(len(token.text) == 1 for token in of_text) and any(token.continues for token in of_text)
 
 
 Rule = Callable[[Words, Tensor, Tensor], Tensor]

@@ -6,6 +6,7 @@ from functools import cached_property
 from rich.cells import cell_len
 from rich.text import Text
 
+from heedful.view.links import by_character
 from heedful.view.picture import Picture
 from heedful.view.text import Glyphs, fit, printable
 
@@ -18,13 +19,13 @@ class Page:
         width: Cells that a line may take.
         glyphs: The signs for magnitudes.
         labels: The tokens as they are printed.
-        by_character: Whether tokens are single characters, so that it says little that one continues a word.
+        by_character: Whether tokens are single characters.
     """
 
     def __init__(self, picture: Picture, width: int, glyphs: Glyphs, encoding: str) -> None:
         self.picture, self.width, self.glyphs, self._encoding = picture, width, glyphs, encoding
         self.pieces = [printable(token.text, encoding) for token in picture.tokens]
-        self.by_character = all(len(token.text) == 1 for token in picture.tokens if not token.special)
+        self.by_character = by_character(picture.tokens)
         self.labels = [
             f"##{piece}" if token.continues and not self.by_character else piece
             for piece, token in zip(self.pieces, picture.tokens, strict=True)
