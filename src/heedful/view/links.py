@@ -29,7 +29,7 @@ class Words:
 
 
 def by_character(tokens: Sequence[Token]) -> bool:
-    """Whether tokens are single characters: then a letter by itself is no word, and it says little that one continues."""
+    """Whether tokens are single characters: a letter by itself is no word, and that one continues says little."""
     of_text = [token for token in tokens if not token.special]
     return all(len(token.text) == 1 for token in of_text) and any(token.continues for token in of_text)
 
