@@ -186,6 +186,13 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def positive(text: str) -> int:
+    """A number of an option."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
 def main() -> int:
     """Print a table for each case; 1 if a limit is passed."""
     parser = argparse.ArgumentParser(
@@ -194,9 +201,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)}; both if none is named")
-    parser.add_argument("--tokens", type=int, default=4096, help="length of the text for smollm2")
-    parser.add_argument("--sentences", type=int, default=256, help="how many minilm reads")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each way is timed")
+    parser.add_argument("--tokens", type=positive, default=4096, help="length of the text for smollm2")
+    parser.add_argument("--sentences", type=positive, default=256, help="how many minilm reads")
+    parser.add_argument("--rounds", type=positive, default=3, help="how often each way is timed")
     parser.add_argument("--quick", action="store_true", help="512 tokens, 32 sentences, one round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
