@@ -149,7 +149,9 @@ class Module(Observing):
             output = tensor.transpose(0, 1) if self.layout == "lbe" and tensor.ndim == 3 else tensor
             if output.shape != (batch, queries, width):
                 continue
-            shapes = ((batch, self.view.heads, queries, keys), (batch, queries, keys))
+            shapes = [(batch, heads, queries, keys) for heads in (self.view.heads, 1)] + [
+                (batch, queries, keys)
+            ]
             weights = [t for t in found if t is not tensor and t.shape in shapes]
             return output, "ble", likeliest(weights, len(found) == 2)
         words = f"batch {batch}, queries {queries}, keys {keys}, features {self.widths[0]}"

@@ -147,6 +147,8 @@ def weights_gap(item: Evidence, hypothesis: Hypothesis, how: str) -> float:
         return torch.inf
     wanted = predicted.weights.mean(1) if how == "mean" else predicted.weights
     seen, empty = item.seen.weights, predicted.empty
+    if how == "mean" and seen is not None and seen.ndim == 4 and seen.shape[1] == 1:
+        seen = seen[:, 0]
     if seen is None or seen.shape != wanted.shape:
         return torch.inf
     where = ~(empty.any(1) if how == "mean" else empty)[..., None]
