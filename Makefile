@@ -57,7 +57,8 @@ sanitize: $(VENV)/.setup ## The contract suite over builds of the kernel that ch
 	LD_PRELOAD="$(call RUNTIME,tsan)" TSAN_OPTIONS=halt_on_error=1 HEEDFUL_NATIVE_LIBRARIES=build/thread \
 	$(BIN)/python -m pytest -n auto $(CHECKED)
 
-bench: $(VENV)/.see ## Peak memory of asking and learning at 8,192 and 16,384 tokens
+bench: $(VENV)/.setup ## Time and peak memory next to PyTorch's own attention (ARGS="--quick" for a short look)
+	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python benchmarks/memory.py
 
 docs: $(VENV)/.setup ## Build the documentation into site/, strictly
