@@ -108,16 +108,25 @@ def answers(
     if isinstance(given["attn_bias"], Tensor):
         given = given | {"attn_bias": given["attn_bias"].detach().requires_grad_(grads)}
         names, learned = (*names, "bias.grad"), (*inputs, given["attn_bias"])
+    call = {name: value for name, value in given.items() if name != "clear"}
     output, weights = heedful.scaled_dot_product_attention(
-        *inputs, **given, reduce=() if grads else QUESTIONS, backend=backend
+        *inputs, **call, reduce=() if grads else QUESTIONS, backend=backend
     )
     if grads:
-        asked = weights.entropy().sum() + weights.received().square().sum() + weights.topk(1).values.sum()
+        asked = weights.entropy().sum() + weights.received().square().sum()
+        asked = asked + (weights.topk(1).values * given["clear"]).sum()
         found = torch.autograd.grad(output.float().square().sum() + asked, learned)
         return dict(zip(names, found, strict=True))
     named = {repr(each): answer for each, answer in zip(QUESTIONS, weights.reduce(*QUESTIONS), strict=True)}
     named[repr(QUESTIONS[-1])] = named[repr(QUESTIONS[-1])].values
     return {"output": output, **named}
+
+
+def clear(inputs: tuple[Tensor, ...], given: dict[str, Any]) -> Tensor:
+    """Which rows have one largest weight, (B, H, L, 1): among equal ones the choice is free, and so is its gradient."""
+    weights = heedful.scaled_dot_product_attention(*inputs, **given, backend="reference").weights.full()
+    top = torch.cat([weights, torch.zeros_like(weights[..., :1])], -1).topk(2).values
+    return (top[..., :1] - top[..., 1:]) > 1e-3
 
 
 def wrong(seed: int) -> str | None:
@@ -128,6 +137,7 @@ def wrong(seed: int) -> str | None:
         wide["attn_bias"] = given["attn_bias"].double()
     if given["sinks"] is not None:
         wide["sinks"] = given["sinks"].double()
+    given["clear"] = wide["clear"] = clear(tuple(x.double() for x in inputs), wide)
     for grads in (False, True):
         found = answers(inputs, given, "native", grads)
         rough = answers(inputs, given, "reference", grads)
