@@ -6,9 +6,10 @@ of a packed tensor, 3 (or 2, for key and value) is the axis of its parts, and ax
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WORDS = {
     "bhld": "(batch, heads, length, size)",
@@ -55,7 +56,7 @@ def of_parts(packing: str) -> str:
     return "bld" if "b" in packing else "ld"
 
 
-def into(x: Tensor, layout: str) -> Tensor:
+def into(x: "Tensor", layout: str) -> "Tensor":
     """(B, H, L, D) in the layout that the target wants."""
     if layout == "blhd":
         return x.transpose(1, 2)
@@ -66,7 +67,7 @@ def into(x: Tensor, layout: str) -> Tensor:
     return x.transpose(1, 2).flatten(2) if layout == "ble" else x
 
 
-def out_of(x: Tensor, layout: str) -> Tensor:
+def out_of(x: "Tensor", layout: str) -> "Tensor":
     """A tensor with a head's size in its last axis as (B, H, L, D)."""
     if layout == "blhd":
         return x.transpose(1, 2)
@@ -75,8 +76,10 @@ def out_of(x: Tensor, layout: str) -> Tensor:
     return x[None, None] if layout == "ld" else x
 
 
-def pack(parts: Sequence[Tensor], layout: str) -> Tensor:
+def pack(parts: "Sequence[Tensor]", layout: str) -> "Tensor":
     """Two or three tensors (B, H, L, D) of one shape in one."""
+    import torch  # the command line reads the names of layouts, and must answer --help at once
+
     whole, _, flat = layout.partition("-")
     stacked = torch.stack(list(parts))
     axes = f"{len(parts)}bhld"
