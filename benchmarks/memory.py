@@ -17,6 +17,7 @@ import torch
 
 import heedful
 from heedful import Entropy, Received, TopK, masks
+from heedful.heads import rollout
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -41,9 +42,24 @@ def own_penalty(inputs: Inputs, backend: str) -> None:
     (output.square().mean() + weights.received("max").mean() + weights.topk(4).values.mean()).backward()
 
 
+def follow(inputs: Inputs, backend: str) -> None:
+    """Twelve layers; what differs between them is where each begins in the inputs, so that none is a copy."""
+    length = inputs[0].shape[2] - 11
+    with torch.no_grad():
+        layers = [
+            heedful.scaled_dot_product_attention(
+                *(x[:, :, start : start + length] for x in inputs), masks.causal(), backend=backend
+            ).weights
+            for start in range(12)
+        ]
+        flow = rollout(layers, target=[-1, length // 2])
+    assert torch.allclose(flow.sum(-1), torch.ones(1, 2), atol=1e-4)
+
+
 CASES = {
     "ask": (16384, ask, 500, "output, entropy, received and top-8 in one pass, N = 16,384"),
     "learn": (8192, learn, 500, "forward and backward through output and entropy, N = 8,192"),
+    "rollout": (8203, follow, 500, "attention and rollout through twelve layers, N = 8,192"),
     "penalty": (8192, own_penalty, 700, "backward through questions asked after the call, N = 8,192"),
 }
 
