@@ -7,10 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from heedful.heads import stands_out
 from heedful.reductions import Panel, Reduction
-
-# The rule of `heedful.heads.classify`, which takes one text, for all windows of an evaluation together.
-LEAST_SUPPORT = 3
 
 
 def previous_token(panel: Panel, tokens: Tensor) -> Tensor:
@@ -100,16 +98,13 @@ def _of(panel: Panel, tokens: Tensor) -> tuple[Tensor, Tensor]:
 def class_of(shares: Shares) -> tuple[str, dict[str, float]]:
     """The class of one head, "mixed" where no pattern stands out, and its mean weight on each pattern.
 
-    A pattern names the head if 0.4 of the weight or more is on it (0.5 for the first token), and clearly more than by
-    chance; the largest share wins.
+    The rule is that of `heedful.heads.classify`, which takes one text; the largest share wins.
 
     Args:
         shares: Sums of one head, each (patterns,).
     """
     queries = shares.queries.clamp(min=1)
-    weight, chance = shares.weight / queries, shares.chance / queries
-    least = torch.tensor([0.5 if name == "first token" else 0.4 for name in PATTERNS])
-    clear = weight >= torch.minimum(3 * chance, (1 + chance) / 2)
-    named = (weight >= least) & clear & (shares.queries >= LEAST_SUPPORT)
-    kind = list(PATTERNS)[int((weight * named).argmax())] if named.any() else "mixed"
-    return kind, dict(zip(PATTERNS, weight.tolist(), strict=True))
+    weights, chances = (shares.weight / queries).tolist(), (shares.chance / queries).tolist()
+    found = list(zip(PATTERNS, weights, chances, shares.queries.int().tolist(), strict=True))
+    named = [(weight, kind) for kind, weight, *rest in found if stands_out(kind, weight, *rest)]
+    return max(named)[1] if named else "mixed", dict(zip(PATTERNS, weights, strict=True))
