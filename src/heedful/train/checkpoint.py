@@ -1,7 +1,6 @@
 """Checkpoints: one safetensors file each, replaced in one step, so that a kill at any moment leaves a whole one."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from heedful._files import read_safetensors, replace_file
 from heedful.train.problems import CheckpointProblem
 
 FORMAT = "heedful train 1"
@@ -31,7 +31,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) ->
     """
     header = {"format": FORMAT, "state": json.dumps(state)}
     data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, header)
-    replace_file(path, data)
+    put(path, data)
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -43,9 +43,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.is_file():
         raise CheckpointProblem(f"There is no checkpoint {path}.")
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no dictionary)
+        tensors, header = read_safetensors(path)
     except safetensors.SafetensorError as error:
         raise CheckpointProblem(f"{path} is damaged, or no safetensors file: {error}.") from None
     if header.get("format") != FORMAT:
@@ -57,17 +55,11 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, json.loads(header["state"])
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Put a whole file in place of another, or leave that other untouched."""
-    draft = path.with_name(f".{path.name}.draft")
+def put(path: Path, data: bytes) -> None:
+    """Put a file in place. Raises CheckpointProblem where the disk does not take it."""
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, data)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         kept = "The one before it is untouched. " if path.exists() else ""
         raise CheckpointProblem(
             f"{path} can't be written: {error.strerror}, {len(data):,} bytes.\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heedful.train.checkpoint import replace_file
+from heedful.train.checkpoint import put
 from heedful.train.problems import Diverged
 from heedful.train.recipe import Recipe
 from heedful.train.run_folder import RunFolder
@@ -103,7 +103,7 @@ def compare(
             "seeds": list(seeds),
             "outcomes": [dataclasses.asdict(o) for o in outcomes],
         }
-        replace_file(parent / "comparison.json", (json.dumps(data, indent=2) + "\n").encode())
+        put(parent / "comparison.json", (json.dumps(data, indent=2) + "\n").encode())
     return outcomes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from heedful.train.checkpoint import replace_file
+from heedful.train.checkpoint import put
 from heedful.train.problems import RunProblem
 from heedful.train.recipe import Recipe
 
@@ -35,8 +35,8 @@ class RunFolder:
         """Make a new folder in `parent`, and let `parent/latest` point to it."""
         path = _new_folder(parent)
         folder = cls(path)
-        replace_file(path / "config.json", _pretty({"recipe": recipe.to_json(), **facts}))
-        replace_file(path / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
+        put(path / "config.json", _pretty({"recipe": recipe.to_json(), **facts}))
+        put(path / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
         _point_latest_to(path)
         return folder
 
@@ -117,7 +117,7 @@ class RunFolder:
     def forget_after(self, step: int) -> None:
         """Drop the lines that a run writes again when it continues after `step` updates."""
         kept = [json.dumps(entry) + "\n" for entry in self.metrics() if entry["step"] <= step]
-        replace_file(self.path / "metrics.jsonl", "".join(kept).encode())
+        put(self.path / "metrics.jsonl", "".join(kept).encode())
 
 
 def _new_folder(parent: Path) -> Path:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import backends, reductions
 from .._call import Call, TensorBias
+from .._files import read_safetensors, replace_file
 from .._rows import Rows
 from .._weights import Weights
 from ..masks import Mask, _algebra, _patterns
@@ -45,7 +46,7 @@ def save(seen: Seen, path: str | os.PathLike[str]) -> None:
     ]
     header = {"model": seen._model, "order": seen._order, "missed": seen._missed, "modules": modules}
     data = safetensors.torch.save(tensors.kept, {"format": FORMAT, "seen": json.dumps(header)})
-    _replace_file(Path(path), data)
+    replace_file(Path(path), data)
 
 
 def load(path: str | os.PathLike[str]) -> Seen:
@@ -68,9 +69,7 @@ def load(path: str | os.PathLike[str]) -> Seen:
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {os.fspath(path)}. seen.save(path) writes one.")
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no dictionary)
+        found, header = read_safetensors(path)
     except safetensors.SafetensorError as error:
         raise ValueError(f"{os.fspath(path)} is damaged, or no safetensors file: {error}.") from None
     if header.get("format") != FORMAT:
@@ -88,19 +87,6 @@ def load(path: str | os.PathLike[str]) -> Seen:
             calls.insert(0, _read(found, given, calls[0] if calls else None))
         seen._calls[module["name"]] = Series(tuple(calls), tuple(module["first_keys"]))
     return seen
-
-
-def _replace_file(path: Path, data: bytes) -> None:
-    """Put a whole file in place of another, or leave that other untouched."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 class Tensors:
