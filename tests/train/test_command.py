@@ -61,7 +61,7 @@ def test_a_run_leaves_a_folder_with_everything(trained):
     assert [entry["step"] for entry in folder.metrics("evaluation")] == [0, 5, 10, 12]
     lines = said.splitlines()
     assert re.fullmatch(r"story.txt: [\d,]+ tokens to learn from, [\d,]+ held out, 3 documents", lines[0])
-    assert lines[1] == "10,704 parameters, cosine schedule, seed 0, float32"
+    assert re.fullmatch(r"10,704 parameters, cosine schedule, seed 0, (float32|bfloat16)", lines[1])
     assert re.match(r"     5  held-out loss \d\.\d{3}  best  ", lines[3])
     assert "Heads on the held-out text, over training" in said
     assert [line.split()[0] for line in lines if re.match(r"\d\.\d ", line)] == ["0.0", "0.1", "1.0", "1.1"]
