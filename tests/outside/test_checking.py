@@ -90,7 +90,9 @@ ROWS: dict[str, Callable[[], Diagnosis]] = {
 
 def table() -> dict[str, list[str]]:
     """The table of the page: first cell to the others."""
-    part = PAGE.read_text().partition("## What it says of well-known implementations")[2]
+    part = (
+        PAGE.read_text().partition("## What it says of well-known implementations")[2].partition("\n## ")[0]
+    )
     rows = [line.strip("|").split(" | ") for line in part.splitlines() if line.startswith("| ")]
     return {cells[0].strip(): [c.strip() for c in cells[1:]] for cells in rows}
 
