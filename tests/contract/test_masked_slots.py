@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import heedful
 from calls import LONGER, MASKS, causal, with_rule
-from cases import Case, Made, every, every_backend, made, padded
+from cases import Case, Made, attend, every, every_backend, made, padded
 from heedful import Entropy, LogSumExp, Received, TopK, masks
 from questions import questions
 
@@ -171,8 +170,6 @@ def test_nothing_is_lost_in_half_precision_where_a_minus_huge_mask_would_overflo
         torch.randn(2, 2, 5, 4),
     )
     query, key, value = (x.half() for x in (query, key, value))
-    output, weights = heedful.scaled_dot_product_attention(
-        query, -key, value, masks.prefix(2), backend=backend
-    )
+    output, weights = attend(query, -key, value, masks.prefix(2), backend=backend)
     torch.testing.assert_close(weights.full(), torch.tensor([0.5, 0.5, 0, 0, 0]).expand(2, 2, 3, 5))
     assert output.isfinite().all()

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import heedful
-from heedful import Weights, masks, scaled_dot_product_attention
+from cases import attend
+from heedful import Weights, masks
 from heedful.backends import ORDER
 
 L = S = 1536
@@ -73,7 +74,7 @@ def tensors() -> list[Tensor]:
 def test_output_and_gradients_build_no_matrix(backend: str, mask: str) -> None:
     query, key, value = tensors()
     with Watcher() as watcher:
-        output, weights = scaled_dot_product_attention(
+        output, weights = attend(
             query, key, value, MASKS[mask](), backend=backend, reduce=[heedful.Entropy(), heedful.TopK(8)]
         )
         (output.sum() + weights.entropy().sum()).backward()
@@ -84,7 +85,7 @@ def test_output_and_gradients_build_no_matrix(backend: str, mask: str) -> None:
 @pytest.mark.parametrize("backend", ORDER)
 def test_a_question_and_its_gradient_build_no_matrix(backend: str, question: str) -> None:
     query, key, value = tensors()
-    _, weights = scaled_dot_product_attention(query, key, value, masks.causal(), backend=backend)
+    _, weights = attend(query, key, value, masks.causal(), backend=backend)
     with Watcher() as watcher:
         QUESTIONS[question](weights).sum().backward()
     assert watcher.largest < LIMIT, f"{watcher.name} made {watcher.largest} numbers, the matrix has {L * S}"
@@ -96,9 +97,7 @@ def test_grouped_heads_are_not_repeated(backend: str) -> None:
     query = torch.randn(1, 8, 4, 16)
     key, value = torch.randn(1, 2, 2048, 16), torch.randn(1, 2, 2048, 16)
     with Watcher() as watcher:
-        _, weights = scaled_dot_product_attention(
-            query, key, value, masks.lengths(torch.tensor([2000])), backend=backend
-        )
+        _, weights = attend(query, key, value, masks.lengths(torch.tensor([2000])), backend=backend)
         weights.topk(8)
     repeated = 8 * 2048 * 16
     assert watcher.largest < repeated // 2, f"{watcher.name} made {watcher.largest} numbers"
@@ -107,12 +106,12 @@ def test_grouped_heads_are_not_repeated(backend: str) -> None:
 def test_the_watcher_sees_a_matrix() -> None:
     query, key, value = tensors()
     with Watcher() as watcher:
-        scaled_dot_product_attention(query, key, value, backend="reference")
+        attend(query, key, value, backend="reference")
     assert watcher.largest >= L * S
 
 
 def test_the_watcher_sees_a_matrix_that_is_asked_for() -> None:
-    _, weights = scaled_dot_product_attention(*tensors())
+    _, weights = attend(*tensors(), backend="panels")
     with Watcher() as watcher:
         weights.full()
     assert watcher.largest >= L * S
