@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import heedful
 from heedful import masks
-from heedful.backends.panels import plan
+from heedful.backends.panels import functional, plan
 
 jvp_warns = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
@@ -92,6 +92,59 @@ def test_torch_func_grad_equals_autograd(name: str) -> None:
     expected = torch.autograd.grad(f(*tensors), tensors)
     found = torch.func.grad(f, argnums=(0, 1, 2, 3, 4))(*(x.detach() for x in tensors))
     torch.testing.assert_close(found, expected)
+
+
+def scalar(query: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> Tensor:
+    """A loss of output and answers, with a mask among its arguments."""
+    output, weights = heedful.scaled_dot_product_attention(
+        query, key, value, masks.dense(keep) | masks.causal(), attn_bias=heedful.Alibi(4), backend="panels"
+    )
+    return output.sin().sum() + weights.entropy().square().sum() + weights.received("max").sum()
+
+
+def of_query(query: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> Tensor:
+    return torch.func.grad(scalar)(query, key, value, keep).sin().sum()
+
+
+def recorded(query: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> tuple[Tensor, ...]:
+    """autograd of a gradient that torch.func took."""
+    leaves = query.clone().requires_grad_(), key.clone().requires_grad_()
+    return torch.autograd.grad(of_query(*leaves, value, keep), leaves)
+
+
+def pulled(*inputs: Tensor) -> Any:
+    """A gradient, and one for each of three."""
+    _, back = torch.func.vjp(lambda *x: scalar(*x, inputs[3]), *inputs[:3])
+    return back(torch.ones((), dtype=torch.float64)), torch.func.vmap(back)(
+        torch.ones(3, dtype=torch.float64)
+    )
+
+
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "grad": torch.func.grad(scalar, (0, 1, 2)),
+    "grad of grad": torch.func.grad(of_query, (0, 1, 2)),
+    "jacrev of grad": torch.func.jacrev(torch.func.grad(scalar), 1),
+    "jacfwd of grad": torch.func.jacfwd(torch.func.grad(scalar), 1),
+    "jvp of grad": lambda *x: torch.func.jvp(lambda q: torch.func.grad(scalar)(q, *x[1:]), x[:1], x[:1]),
+    "vmap of grad": lambda *x: torch.func.vmap(torch.func.grad(scalar, (0, 1)))(
+        *(torch.stack([t, t.flip(0)]) for t in x)
+    ),
+    "grad of vmap": lambda *x: torch.func.grad(
+        lambda q: torch.func.vmap(scalar)(q, *(t[None] for t in x[1:])).sum()
+    )(x[0][None]),
+    "autograd of grad": recorded,
+    "vjp": pulled,
+}
+
+
+@jvp_warns
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_those_of_plain_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, *_ = (x.detach() for x in inputs())
+    keep = torch.rand(2, 1, 3, 5) < 0.6
+    found = TRANSFORMS[name](query, key, value, keep)
+    monkeypatch.setattr(functional, "usable", lambda: False)
+    torch.testing.assert_close(found, TRANSFORMS[name](query, key, value, keep))
 
 
 @jvp_warns

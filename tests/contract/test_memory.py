@@ -1,6 +1,7 @@
 """A watcher that fails when a tensor of L x S is made where the docstrings promise not to."""
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -79,6 +80,27 @@ def test_output_and_gradients_build_no_matrix(backend: str, mask: str) -> None:
         )
         (output.sum() + weights.entropy().sum()).backward()
     assert watcher.largest < LIMIT, f"{watcher.name} made {watcher.largest} numbers, the matrix has {L * S}"
+
+
+def peak(function: Callable[[], Any]) -> int:
+    """The most bytes that are alive at once while a function runs, beyond those before it."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        function()
+    sizes = (e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]")
+    return max(accumulate(sizes))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_torch_func_grad_takes_the_memory_of_autograd(mask: str) -> None:
+    def loss(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        asked = [heedful.Entropy(), heedful.TopK(8)]
+        output, weights = attend(query, key, value, MASKS[mask](), reduce=asked, backend="panels")
+        return output.sum() + weights.entropy().sum() + weights.topk(8).values.sum()
+
+    inputs = tensors()
+    expected = peak(lambda: torch.autograd.grad(loss(*inputs), inputs))
+    plain = [x.detach() for x in inputs]
+    assert 0 < peak(lambda: torch.func.grad(loss, (0, 1, 2))(*plain)) < 1.2 * expected
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

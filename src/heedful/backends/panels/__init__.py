@@ -15,6 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from ..._call import Call, TensorBias
 from ...reductions import Reduction
 from .. import Result
+from . import functional
 from .fold import fold
 from .gradient import gradient
 
@@ -30,7 +31,9 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
     """Fold the panels of a call, recorded for autograd where a gradient may be asked."""
     given = call.query.dtype
     job = Job(_own(call), reductions, need_output)
-    if _transformed():
+    if functional.usable():
+        flat = functional.fold(job)
+    elif _transformed():
         flat = job.fold(buffered=False)
     elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in job.tensors):
         flat = Fold.apply(job, *job.tensors)
@@ -42,7 +45,7 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
 
 
 def _transformed() -> bool:
-    """Whether torch.func, forward mode or a compiler must see plain operations."""
+    """Whether a transform of torch.func, forward mode or a compiler must see plain operations."""
     return (
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
