@@ -314,7 +314,7 @@ class Weights(TensorLike):
     def _run(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool) -> backends.Result:
         self._check_unchanged(any(reduction.reads_value for reduction in reductions))
         with torch.set_grad_enabled(self._grad and torch.is_grad_enabled()):
-            return backends.run(self._backend, call, reductions, need_output)
+            return backends.run(backends.able(self._backend, call), call, reductions, need_output)
 
     def _check_unchanged(self, value_too: bool = False) -> None:
         named = {"query": self._call.query, "key": self._call.key, "value": self._call.value}

@@ -10,6 +10,7 @@ A backend never imports another; what it leaves, it leaves to `plain`. It is cho
 so asking cannot change the answer.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
@@ -69,6 +70,11 @@ def choose(call: Call, backend: str) -> Backend:
     raise NotImplementedError(f"backend={backend!r} cannot take this call.\n" + "\n".join(refused))
 
 
+def able(backend: Backend, call: Call) -> Backend:
+    """The backend, or another one for `Weights` that were mapped since: to float64, say, or under vmap."""
+    return load("panels") if backend.refusals(call) else backend
+
+
 def plain(call: Call, reductions: tuple[Reduction, ...], need_output: bool = False) -> Result:
     """What the backend that knows everything answers, and records for gradients."""
     return load("panels").run(call, reductions, need_output)
@@ -78,11 +84,10 @@ def run(
     backend: Backend, call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True
 ) -> Result:
     """Run a call on a backend. Backends may rely on S >= 1 and on autocast being off."""
-    if backend.refusals(call):  # of `Weights` that were mapped since: to float64, say, or under vmap
-        return run(load("panels"), call, reductions, need_output)
     if torch.compiler.is_compiling() or call.query.is_meta:
         return backend.run(call, reductions, need_output)
-    with torch.autocast(call.query.device.type, enabled=False):
+    device = call.query.device.type
+    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
         if call.key.shape[2]:
             return backend.run(call, reductions, need_output)
         # Nothing to look at: one key that nobody sees.

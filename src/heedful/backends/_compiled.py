@@ -55,7 +55,7 @@ class Later:
         if not (torch.compiler.is_compiling() or call.query.is_meta):
             auto = self.requested == "auto"
             chosen = backends.choose(call, "auto") if auto else backends.load(self.requested)
-            return backends.run(chosen, call, reductions, need_output)
+            return backends.run(backends.able(chosen, call), call, reductions, need_output)
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             raise NotImplementedError(TRANSFORMED)
         luggage = Luggage()

@@ -7,8 +7,14 @@ from ._library import NativeCall, array
 from ._visible import Visible
 
 
-def describe(call: Call, visible: Visible) -> tuple[NativeCall, list[Tensor]]:
-    """The call as the kernel reads it, and the tensors that must live as long."""
+def describe(call: Call, visible: Visible, distances: bool = False) -> tuple[NativeCall, list[Tensor]]:
+    """The call as the kernel reads it, and the tensors that must live as long.
+
+    Args:
+        call: What is described.
+        visible: What its queries see.
+        distances: Whether an answer needs to know how far keys are.
+    """
     B, H, L, E = call.query.shape
     native = NativeCall(batch=B, heads=H, kv_heads=call.key.shape[1], queries=L, width=E)
     native.keys, native.value_width = call.value.shape[2:]
@@ -19,9 +25,11 @@ def describe(call: Call, visible: Visible) -> tuple[NativeCall, list[Tensor]]:
         native.mask = array(visible.mask)
     if visible.bias is not None:
         native.bias = array(visible.bias)
-    positions = call.rows.positions
-    positions = (positions.flatten(1) if positions.dim() == 4 else positions[None, :, 0]).contiguous()
-    native.position_stride = 0 if len(positions) == 1 else L
+    positions = None
+    if distances or visible.slopes is not None:
+        positions = call.rows.positions
+        positions = (positions.flatten(1) if positions.dim() == 4 else positions[None, :, 0]).contiguous()
+        native.position_stride = 0 if len(positions) == 1 else L
     sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
     pointers = {
         "slopes": visible.slopes,

@@ -17,10 +17,13 @@ FOLDER_VARIABLE = "HEEDFUL_NATIVE_LIBRARIES"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
 
 
+FOUR = c_int64 * 4
+
+
 class Array(Structure):
     """A four-dimensional array, see call.h."""
 
-    _fields_ = (("data", c_void_p), ("dtype", c_int64), ("stride", c_int64 * 4))
+    _fields_ = (("data", c_void_p), ("dtype", c_int64), ("stride", FOUR))
 
 
 class NativeCall(Structure):
@@ -75,8 +78,14 @@ class NativeGradient(Structure):
 
 def array(tensor: Tensor) -> Array:
     """A (B, H, L, ...) tensor as the kernel sees it; broadcast dimensions have stride 0."""
-    strides = (stride if size != 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return Array(tensor.data_ptr(), DTYPES[tensor.dtype], (c_int64 * 4)(*strides))
+    shape, (batch, head, row, column) = tensor.shape, tensor.stride()
+    strides = FOUR(
+        batch if shape[0] != 1 else 0,
+        head if shape[1] != 1 else 0,
+        row if shape[2] != 1 else 0,
+        column if shape[3] != 1 else 0,
+    )
+    return Array(tensor.data_ptr(), DTYPES[tensor.dtype], strides)
 
 
 @dataclass(frozen=True)

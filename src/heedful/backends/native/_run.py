@@ -16,6 +16,7 @@ from ._visible import Restrictions, Visible
 
 PER_ROW = ("logsumexp", "max_logit", "entropy", "mass", "mean_distance")
 PER_KEY = ("received_sum", "received_max", "received_count")
+FAR = frozenset(("mean_distance", "profile"))  # need to know how far keys are
 PER_HEAD = ("profile", "map_sum", "map_max")
 Answers = dict[str, Tensor]
 
@@ -82,7 +83,7 @@ def _merged(name: str, parts: list[Tensor]) -> Tensor:
 
 def _forward(call: Call, visible: Visible, wanted: Wanted, whole: Call | None = None) -> Answers:
     """The answers about a call, which may be a part of a whole one."""
-    native, keep = describe(call, visible)
+    native, keep = describe(call, visible, distances=not FAR.isdisjoint(wanted.names))
     answers = _room(call, wanted, distances((whole or call).rows))
     for name, tensor in answers.items():
         setattr(native, name, array(tensor) if name == "output" else tensor.data_ptr())

@@ -65,6 +65,8 @@ class Restrictions:
 
     def of(self, index: slice) -> Visible:
         """What to tell about the queries of `index`."""
+        if self.ranges is None and self.rest is None and not self.call.bias:
+            return Visible(None, None, None, None, None)
         rows = self._part(index)
         limits = self.ranges
         if limits is not None:
