@@ -398,6 +398,15 @@ def test_a_gradient_of_the_bias_goes_to_the_kernel_some_rows_at_a_time(
     torch.testing.assert_close(gradients("native"), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_sink_that_takes_nearly_all_leaves_the_keys_apart() -> None:
+    query, key, value = tensors()
+    sinks = torch.tensor([3.0, 60.0, 90.0, 100.0, 0.0, -5.0])
+    call = call_of(query, key, value, masks.causal(), bias=Alibi(6), sinks=sinks)
+    found, true = (ask(call, (MeanDistance(),)), truth(call, (MeanDistance(),)))
+    torch.testing.assert_close(found[1].double(), true[1].double(), rtol=1e-4, atol=1e-4)
+    assert_true(call, rtol=4e-6)
+
+
 # What it refuses
 
 

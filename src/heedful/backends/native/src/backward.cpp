@@ -214,7 +214,7 @@ void Backward::row_gradient(const Block &block, int64_t number, Workspace &work)
                               ? gradient.received_sum + (row.batch * call.heads + row.head) * call.keys + seen.first
                               : nullptr;
   const float of_entropy = gradient.entropy ? gradient.entropy[at] : 0;
-  const float log_inverse = std::log(inverse);
+  const float log_inverse = std::log(std::max(inverse, std::numeric_limits<float>::min()));
   Floats mean = {};
   for (int64_t i = 0; i < row.size; i += lanes) {
     const int64_t n = row.size - i;

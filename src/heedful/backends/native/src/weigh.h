@@ -41,15 +41,20 @@ inline RowSummary weigh_row(float *x, int64_t n, float factor, bool holes, float
     return row;
   }
   row.max_logit = most * factor;
-  const float top = sink > row.max_logit ? sink / factor : most;
-  const RowSums sums = holes ? row_exponentials<true>(x, n, top, factor) : row_exponentials<false>(x, n, top, factor);
-  const float total = sums.mass + (sink == -infinity ? 0 : std::exp(sink - top * factor));
+  const RowSums sums = holes ? row_exponentials<true>(x, n, most, factor) : row_exponentials<false>(x, n, most, factor);
+  // The exponentials are those above the row's own maximum, whatever the sink: they tell the keys apart even where the
+  // sink leaves next to nothing. The sum is taken above the larger of the two, so that it cannot overflow.
+  const float above = sink - row.max_logit;
+  const float shrink = above > 0 ? std::exp(-above) : 1;
+  const float of_sink = above > 0 ? 1 : sink == -infinity ? 0 : std::exp(above);
+  const float total = sums.mass * shrink + of_sink;
   if (!(total < infinity)) return spoil(x, n, holes ? 0 : -infinity, topk, first_key);
-  row.inverse = 1 / total;
-  row.top = top;
+  const float log_total = std::max(above, 0.0f) + std::log(total);
+  row.inverse = shrink / total;
+  row.top = most;
   row.mass = sums.mass * row.inverse;
-  row.logsumexp = top * factor + std::log(total);
-  row.entropy = std::log(total) * row.mass - sums.moment * factor * row.inverse;
+  row.logsumexp = row.max_logit + log_total;
+  row.entropy = log_total * row.mass - sums.moment * factor * row.inverse;
   return row;
 }
 
