@@ -53,9 +53,11 @@ class Later:
     ) -> backends.Result:
         """Run the call as one operator while its numbers cannot be read, at once otherwise."""
         if not (torch.compiler.is_compiling() or call.query.is_meta):
-            auto = self.requested == "auto"
-            chosen = backends.choose(call, "auto") if auto else backends.load(self.requested)
-            return backends.run(backends.able(chosen, call), call, reductions, need_output)
+            if self.requested == "auto":
+                chosen = backends.choose(call, "auto")
+            else:
+                chosen = backends.able(backends.load(self.requested), call)
+            return backends.run(chosen, call, reductions, need_output)
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             raise NotImplementedError(TRANSFORMED)
         luggage = Luggage()

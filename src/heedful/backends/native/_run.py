@@ -84,7 +84,7 @@ def _merged(name: str, parts: list[Tensor]) -> Tensor:
 def _forward(call: Call, visible: Visible, wanted: Wanted, whole: Call | None = None) -> Answers:
     """The answers about a call, which may be a part of a whole one."""
     native, keep = describe(call, visible, distances=not FAR.isdisjoint(wanted.names))
-    answers = _room(call, wanted, distances((whole or call).rows))
+    answers = _room(call, wanted, whole or call)
     for name, tensor in answers.items():
         setattr(native, name, array(tensor) if name == "output" else tensor.data_ptr())
     native.topk = wanted.topk
@@ -103,11 +103,13 @@ def _forward(call: Call, visible: Visible, wanted: Wanted, whole: Call | None = 
     return answers
 
 
-def _room(call: Call, wanted: Wanted, profile_size: int) -> Answers:
+def _room(call: Call, wanted: Wanted, whole: Call) -> Answers:
     """Memory for the answers."""
     (B, H, L, _), (S, Ev) = call.query.shape, call.value.shape[2:]
     shapes = dict.fromkeys(PER_ROW, (B, H, L)) | dict.fromkeys(PER_KEY, (B, H, S))
-    shapes |= {"weights": (B, H, L, S), "row_state": (B, H, L, 2), "profile": (B, H, profile_size)}
+    shapes |= {"weights": (B, H, L, S), "row_state": (B, H, L, 2)}
+    if "profile" in wanted.names:
+        shapes["profile"] = (B, H, distances(whole.rows))
     if wanted.map is not None:
         shapes |= dict.fromkeys(("map_sum", "map_max"), (B, H, wanted.map.rows, wanted.map.columns))
     answers = {name: torch.empty(shapes[name]) for name in wanted.names}
