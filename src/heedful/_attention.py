@@ -90,14 +90,15 @@ def scaled_dot_product_attention(
     reductions = check_reductions(reduce)
     query, key, value = _as_autocast(query, key, value)
     call = make_call(query, key, value, mask, attn_bias, query_start, scale, softcap, sinks, dropout_p, edit)
-    for listener in listeners():
+    present = listeners()
+    for listener in present:
         call, reductions = listener.before(call, reductions)
     unread = torch.compiler.is_compiling() or query.is_meta
     chosen = Later(backend) if unread else backends.choose(call, backend)
     output, answers = backends.run(chosen, call, reductions)
     leading = (query.shape[:-2], ()) if query.dim() == 3 else (query.shape[:-3], query.shape[-3:-2])
-    weights = Weights(call, chosen, *leading, dict(zip(reductions, answers, strict=True)))
-    for listener in listeners():
+    weights = Weights(call, chosen, *leading, zip(reductions, answers, strict=True))
+    for listener in present:
         listener.after(weights)
     return Attention(output.view(*query.shape[:-1], value.shape[-1]), weights)
 

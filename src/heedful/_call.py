@@ -118,17 +118,12 @@ def make_call(
     """Check the arguments of `scaled_dot_product_attention` and bring them into one form."""
     _check_tensors(query, key, value)
     dims = query.dim()
-    query, key, value = (_four_dims(tensor) for tensor in (query, key, value))
+    if dims != 4:
+        query, key, value = _four_dims(query), _four_dims(key), _four_dims(value)
     B, H, L, E = query.shape
     S = key.shape[2]
     sizes = (B, H, L, S)
     start = _query_start(query_start, B, L, S)
-    edits = () if edit is None else (edit,) if callable(edit) else tuple(edit)
-    for function in edits:
-        if not callable(function):
-            raise TypeError(
-                f"edit must be a function panel -> weights, or a sequence of them, got {function!r}."
-            )
     return Call(
         query,
         key,
@@ -159,9 +154,7 @@ def check_reductions(reduce: Reduction | Sequence[Reduction]) -> tuple[Reduction
 
 
 def _four_dims(tensor: Tensor) -> Tensor:
-    if tensor.dim() == 3:
-        return tensor[:, None]
-    return tensor.flatten(0, -4) if tensor.dim() > 4 else tensor
+    return tensor[:, None] if tensor.dim() == 3 else tensor.flatten(0, -4)
 
 
 def show(**tensors: Tensor) -> str:

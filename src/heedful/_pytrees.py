@@ -51,7 +51,7 @@ def _parts(weights: Weights) -> tuple[Any, ...]:
 
 
 def _weights(call: Any, backend: str, batch_shape: Any, head_shape: Any, answers: Any, grad: bool) -> Weights:
-    return Weights(call, Later(backend), batch_shape, head_shape, dict(answers), grad)
+    return Weights(call, Later(backend), batch_shape, head_shape, answers, grad)
 
 
 def _with_keys(x: Any) -> tuple[list[tuple[SequenceKey, Any]], Context]:

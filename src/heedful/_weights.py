@@ -1,5 +1,6 @@
 """The weights of a call: an exact, lazy, differentiable matrix that is never built."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -50,17 +51,16 @@ class Weights(TensorLike):
         backend: backends.Backend,
         batch_shape: tuple[int, ...],
         head_shape: tuple[int, ...],
-        answers: dict[Reduction, Any] | None = None,
+        answers: Iterable[tuple[Reduction, Any]] = (),
         grad: bool | None = None,
     ):
         self._call = call
         self._backend = backend
         # In the call, leading sizes are (B, H). Here B may be split, and an integer index drops a dimension.
-        self._batch_shape = tuple(batch_shape)
-        self._head_shape = tuple(head_shape)
-        self._remembered = list((answers or {}).items())
+        self._batch_shape, self._head_shape = tuple(batch_shape), tuple(head_shape)
+        self._remembered = list(answers)
         self._grad = torch.is_grad_enabled() if grad is None else grad
-        self._versions = [_version(tensor) for tensor in (call.query, call.key, call.value)]
+        self._versions = _versions(call)
 
     @property
     def shape(self) -> torch.Size:
@@ -317,9 +317,9 @@ class Weights(TensorLike):
             return backends.run(backends.able(self._backend, call), call, reductions, need_output)
 
     def _check_unchanged(self, value_too: bool = False) -> None:
-        named = {"query": self._call.query, "key": self._call.key, "value": self._call.value}
-        for (name, tensor), before in zip(named.items(), self._versions, strict=True):
-            if before is not None and _version(tensor) != before and (name != "value" or value_too):
+        now = _versions(self._call)
+        for name, then, count in zip(("query", "key", "value"), self._versions, now, strict=True):
+            if then != count and None not in (then, count) and (name != "value" or value_too):
                 raise RuntimeError(
                     f"{name} was changed in place after the call, so its weights can no longer be computed. "
                     "Ask before changing it, take the answer in the call with reduce=, or pass a clone."
@@ -356,9 +356,9 @@ class Weights(TensorLike):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are detached and carry the remembered answers."""
-        answers = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._answers)
-        shapes = self._batch_shape, self._head_shape
-        return _restore, (self._call.detach(), self._backend.NAME, *shapes, answers)
+        answers = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._remembered)
+        parts = self._backend.NAME, self._batch_shape, self._head_shape, answers
+        return _restore, (self._call.detach(), *parts)
 
 
 class TransposedWeights(TensorLike):
@@ -388,12 +388,13 @@ class TransposedWeights(TensorLike):
         return self.mT._shaped(answer.squeeze(-1) if y.dim() == 1 else answer).to(y.dtype)
 
 
-def _version(tensor: Tensor) -> int | None:
-    known = isinstance(tensor, Tensor) and not torch.compiler.is_compiling() and not tensor.is_inference()
-    return tensor._version if known else None
+def _versions(call: Call) -> list[int | None]:
+    """Counts of the changes in place of query, key and value; None where that is not counted."""
+    if torch.compiler.is_compiling():
+        return [None] * 3
+    tensors = (call.query, call.key, call.value)
+    return [x._version if isinstance(x, Tensor) and not x.is_inference() else None for x in tensors]
 
 
-def _restore(
-    call: Call, backend: str, batch_shape: tuple[int, ...], head_shape: tuple[int, ...], answers: Any
-) -> Weights:
-    return Weights(call, backends.load(backend), batch_shape, head_shape, answers, grad=False)
+def _restore(call: Call, backend: str, *parts: Any) -> Weights:
+    return Weights(call, backends.load(backend), *parts, grad=False)

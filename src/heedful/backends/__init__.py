@@ -10,8 +10,8 @@ A backend never imports another; what it leaves, it leaves to `plain`. It is cho
 so asking cannot change the answer.
 """
 
-from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -51,6 +51,7 @@ class Result(NamedTuple):
     answers: tuple[Any, ...]
 
 
+@cache
 def load(name: str) -> Any:
     """The backend of that name."""
     return import_module(f".{name}", __name__)
@@ -87,15 +88,15 @@ def run(
     if torch.compiler.is_compiling() or call.query.is_meta:
         return backend.run(call, reductions, need_output)
     device = call.query.device.type
-    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-        if call.key.shape[2]:
-            return backend.run(call, reductions, need_output)
-        # Nothing to look at: one key that nobody sees.
-        nobody = Dense(torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))
-        key, value = (pad(x, (0, 0, 0, 1)) for x in (call.key, call.value))
-        call = replace(call, key=key, value=value, rows=replace(call.rows, num_keys=1), mask=nobody, bias=())
-        output, answers = backend.run(call, reductions, need_output)
-        per_key = (reduction.place == "keys" for reduction in reductions)
-        return Result(
-            output, tuple(x[:, :, :0] if cut else x for x, cut in zip(answers, per_key, strict=True))
-        )
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return run(backend, call, reductions, need_output)
+    if call.key.shape[2]:
+        return backend.run(call, reductions, need_output)
+    # Nothing to look at: one key that nobody sees.
+    nobody = Dense(torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))
+    key, value = (pad(x, (0, 0, 0, 1)) for x in (call.key, call.value))
+    call = replace(call, key=key, value=value, rows=replace(call.rows, num_keys=1), mask=nobody, bias=())
+    output, answers = backend.run(call, reductions, need_output)
+    per_key = (reduction.place == "keys" for reduction in reductions)
+    return Result(output, tuple(x[:, :, :0] if cut else x for x, cut in zip(answers, per_key, strict=True)))

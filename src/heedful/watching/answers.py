@@ -25,7 +25,7 @@ class Answers(Weights):
         call = weights._call
         query, key, value = (torch.empty_like(x, device="meta") for x in (call.query, call.key, call.value))
         shell = Call(query, key, value, call.rows, edits=call.edits)
-        answers = {reduction: weights._answers[reduction] for reduction in reductions}
+        answers = [(reduction, weights._answers[reduction]) for reduction in reductions]
         return cls(shell, weights._backend, weights._batch_shape, weights._head_shape, answers, weights._grad)
 
     @property
@@ -58,7 +58,7 @@ class Answers(Weights):
         return self._select([]).full()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        answers = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._answers)
+        answers = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._remembered)
         return restored, (self._call, self._backend.NAME, self._batch_shape, self._head_shape, answers)
 
 
@@ -67,7 +67,7 @@ def restored(
     backend: str | backends.Backend,
     batch_shape: tuple[int, ...],
     head_shape: tuple[int, ...],
-    answers: dict[Reduction, Any],
+    answers: list[tuple[Reduction, Any]],
 ) -> Answers:
     """Answers from their parts, as pickle and `load` keep them."""
     module = backends.load(backend) if isinstance(backend, str) else backend

@@ -233,12 +233,13 @@ def _decoded(found: dict[str, Tensor], given: Any) -> Any:
 
 
 def _read(found: dict[str, Tensor], given: dict[str, Any], following: Weights | None) -> Weights:
-    answers = {}
+    answers = []
     for each in given["answers"]:
         reduction = _decoded(found, each["reduction"])
         parts = tuple(found[name] for name in each["parts"])
         kind = TopKResult if isinstance(reduction, reductions.TopK) else tuple
-        answers[reduction] = (kind(*parts) if kind is TopKResult else parts) if each["several"] else parts[0]
+        answer = (kind(*parts) if kind is TopKResult else parts) if each["several"] else parts[0]
+        answers.append((reduction, answer))
     shapes = tuple(given["batch_shape"]), tuple(given["head_shape"])
     if "sizes" in given:
         dtype = getattr(torch, given["dtype"])

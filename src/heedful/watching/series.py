@@ -25,7 +25,13 @@ class Begun(NamedTuple):
     def of(cls, weights: Weights) -> "Begun":
         call = weights._call
         bare = replace(call, key=call.key.new_empty(0), value=call.value.new_empty(0))
-        others = weights._backend, weights._batch_shape, weights._head_shape, weights._answers, weights._grad
+        others = (
+            weights._backend,
+            weights._batch_shape,
+            weights._head_shape,
+            weights._remembered,
+            weights._grad,
+        )
         return cls(bare, call.key.shape[2], others)
 
     def weights(self, last: Call) -> Weights:

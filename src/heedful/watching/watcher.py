@@ -51,7 +51,7 @@ class Watcher:
             self._keep(name, Answers.of(weights, self.reductions))
         else:
             given = weights._call, weights._backend, weights._batch_shape, weights._head_shape
-            self._keep(name, Weights(_owned(given[0]), *given[1:], dict(weights._answers), weights._grad))
+            self._keep(name, Weights(_owned(given[0]), *given[1:], weights._remembered, weights._grad))
 
     def heard(self, frame: FrameType, arguments: Arguments | None, why_not: str) -> None:
         """Keep a call of torch's functions, or why it cannot be kept."""
@@ -75,7 +75,7 @@ class Watcher:
             self._keep(name, Weights(_owned(call), backend, *arguments.leading))
             return
         answers = backends.run(backend, call, self.reductions, need_output=False).answers
-        known = dict(zip(self.reductions, answers, strict=True))
+        known = zip(self.reductions, answers, strict=True)
         self._keep(name, Answers.of(Weights(call, backend, *arguments.leading, known), self.reductions))
 
     def _wanted(self, name: str) -> bool:

@@ -16,6 +16,7 @@ from . import _library
 from ._gradient import attend
 from ._info import Info, info
 from ._questions import Plan, known
+from ._run import Wanted
 
 NAME = "native"
 
@@ -24,7 +25,8 @@ __all__ = ["NAME", "Info", "info", "refusals", "run"]
 
 def refusals(call: Call) -> list[str]:
     """Why the kernel cannot take the call."""
-    found = [_library.reason()]
+    missing = _library.reason()
+    found = [missing] if missing else []
     if call.query.device.type != "cpu":
         found.append(f"it runs on the CPU, the tensors are on {call.query.device}")
     elif call.query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -39,15 +41,19 @@ def refusals(call: Call) -> list[str]:
         found.append("torch.func and forward mode must see plain operations")
     if torch.compiler.is_compiling():
         found.append("a compiler must see plain operations")
-    return [reason for reason in found if reason]
+    return found
 
 
 def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True) -> Result:
     """The output from the kernel, with the answers it knows; others by a second pass."""
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in call.tensors)
+    if not reductions:
+        return Result(attend(call, Wanted(), recorded)["output"] if need_output else None, ())
     others = tuple(each for each in reductions if not known(each, recorded))
     plan = Plan(call, tuple(each for each in reductions if each not in others), need_output)
     found = {} if plan.empty else attend(call, plan.wanted, recorded)
+    if plan.now == reductions:
+        return Result(found.get("output"), tuple(plan.answer(each, found) for each in reductions))
     answers: dict[Reduction, Any] = {each: plan.answer(each, found) for each in plan.now}
     if others:
         answers.update(zip(others, plain(call, others).answers, strict=True))

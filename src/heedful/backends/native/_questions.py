@@ -32,6 +32,21 @@ from ._run import Answers, Map, Wanted, backward, forward
 
 # What the gradient reaches; a reduction that needs more is asked elsewhere where a gradient is recorded.
 DIFFERENTIABLE = frozenset(("logsumexp", "entropy", "received_sum", "received_count", "topk"))
+MADE_OF: dict[type, tuple[str, ...]] = {
+    LogSumExp: ("logsumexp",),
+    SinkShare: ("logsumexp",),
+    MaxLogit: ("max_logit",),
+    Entropy: ("entropy",),
+    Mass: ("mass",),
+    MeanDistance: ("mean_distance",),
+    TopK: ("topk",),
+    Full: ("weights",),
+    DistanceProfile: ("profile", "logsumexp"),
+    ByKey: ("carried_sum",),
+    KeyColumns: ("carried_sum",),
+    QueryRows: ("rows",),
+    TransposedProduct: ("transposed",),
+}
 LARGEST_MAP = 2**16  # elements: every thread keeps one of its own
 
 
@@ -45,21 +60,7 @@ def names(reduction: Reduction) -> tuple[str, ...] | None:
         case Pooled():
             fits = reduction.rows * reduction.cols <= LARGEST_MAP
             return ({"mass": "map_sum", "max": "map_max"}[reduction.how],) if fits else None
-    return {
-        LogSumExp: ("logsumexp",),
-        SinkShare: ("logsumexp",),
-        MaxLogit: ("max_logit",),
-        Entropy: ("entropy",),
-        Mass: ("mass",),
-        MeanDistance: ("mean_distance",),
-        TopK: ("topk",),
-        Full: ("weights",),
-        DistanceProfile: ("profile", "logsumexp"),
-        ByKey: ("carried_sum",),
-        KeyColumns: ("carried_sum",),
-        QueryRows: ("rows",),
-        TransposedProduct: ("transposed",),
-    }.get(type(reduction))
+    return MADE_OF.get(type(reduction))
 
 
 def known(reduction: Reduction, recorded: bool) -> bool:

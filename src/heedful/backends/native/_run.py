@@ -12,7 +12,7 @@ from ...reductions import distances
 from . import _library
 from ._describe import describe
 from ._library import NativeGradient, array
-from ._visible import Restrictions, Visible
+from ._visible import EVERYTHING, Restrictions, Visible
 
 PER_ROW = ("logsumexp", "max_logit", "entropy", "mass", "mean_distance")
 PER_KEY = ("received_sum", "received_max", "received_count")
@@ -61,6 +61,8 @@ class Wanted:
 
 def forward(call: Call, wanted: Wanted) -> Answers:
     """The named answers, "topk_weight" and "topk_key" (B, H, L, k), and "output" (B, H, L, Ev)."""
+    if call.mask is None and not call.bias:
+        return _forward(call, EVERYTHING, wanted)
     restrictions = Restrictions(call)
     steps = restrictions.steps()
     if len(steps) == 1:

@@ -32,11 +32,14 @@ class Visible:
         slopes: (H,) float32 of ALiBi.
     """
 
-    first: Tensor | None
-    last: Tensor | None
-    mask: Tensor | None
-    bias: Tensor | None
-    slopes: Tensor | None
+    first: Tensor | None = None
+    last: Tensor | None = None
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    slopes: Tensor | None = None
+
+
+EVERYTHING = Visible()
 
 
 class Restrictions:
@@ -66,7 +69,7 @@ class Restrictions:
     def of(self, index: slice) -> Visible:
         """What to tell about the queries of `index`."""
         if self.ranges is None and self.rest is None and not self.call.bias:
-            return Visible(None, None, None, None, None)
+            return EVERYTHING
         rows = self._part(index)
         limits = self.ranges
         if limits is not None:
