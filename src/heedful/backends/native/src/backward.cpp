@@ -128,7 +128,7 @@ void Backward::pack(int64_t key_head, int64_t begin, int64_t end, const PackedHe
   const Matrix keys = {call.key, batch, group, call.keys, call.width};
   const Matrix values = {call.value, batch, group, call.keys, call.value_width};
   if (!few) pack_columns(keys, begin, end, packed.key_columns, scratch, Spoiled::stay, pairs);
-  if (through_scores && given(gradient.output)) 
+  if (through_scores && given(gradient.output))
     pack_columns(values, begin, end, packed.value_columns, scratch, Spoiled::become_zero, grad_pairs);
   if (given(gradient.query)) pack_rows(keys, begin, end, {packed.key_rows, call.keys, 0}, scratch, Spoiled::become_zero);
 }
@@ -192,8 +192,7 @@ void Backward::score(const Block &block, const PackedHead &packed, Workspace &wo
 // From the scores of a row and dO V^T to its weights and the gradient of its scores, both in place.
 void Backward::row_gradient(const Block &block, int64_t number, Workspace &work) const {
   float *weights = work.weights.get() + number * block.stride(), *grads = work.grads.get() + number * block.stride();
-  Range seen = visible_range(call, block.batch, block.begin + number);
-  if (seen.empty()) seen = {block.keys.first, block.keys.first};
+  const Range seen = visible_range(call, block.batch, block.begin + number, block.keys);
   const RowPlace row = {block.batch, block.head, block.begin + number, seen.first, seen.last - seen.first};
   const int64_t at = (row.batch * call.heads + row.head) * call.queries + row.query;
   const int64_t before = seen.first - block.keys.first, width = block.keys.last - block.keys.first;
@@ -221,7 +220,7 @@ void Backward::row_gradient(const Block &block, int64_t number, Workspace &work)
     const Floats score = load_some(x + i, n, -infinity);
     const Floats t = larger(all(-87.0f / factor), score - top);
     const Ints visible = score != all(-infinity);
-    const Floats p = from_bits(bits(exp2_scaled(t, factor * 1.44269504088896341f) * inverse) & visible);
+    const Floats p = from_bits(bits(exp_scaled(t, factor) * inverse) & visible);
     Floats grad = load_some(g + i, n, 0);
     if (received) grad += load_some(received + i, n, 0);
     if (of_entropy != 0) grad -= of_entropy * (t * factor + (log_inverse + 1));

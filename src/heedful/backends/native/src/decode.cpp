@@ -3,6 +3,8 @@
 // sums do not depend on the number of threads.
 #include "decode.h"
 
+#include <type_traits>
+
 #include "buffer.h"
 #include "convert.h"
 #include "threads.h"
@@ -12,7 +14,7 @@ namespace heedful {
 
 namespace {
 
-constexpr int64_t few_rows = 12, decode_chunk = 512;
+constexpr int64_t few_rows = 12, rows_together = 4, decode_chunk = 512;
 constexpr int64_t ahead = 64;  // keys to fetch ahead
 
 template <class T, int64_t dtype>
@@ -52,30 +54,54 @@ void with_source(const heedful_array &array, Body body) {
     body(Reader<float, HEEDFUL_FLOAT32>());
 }
 
+// Calls body with min(n, rows_together) as a constant: what is read of a key or value serves that many rows at once.
+template <class Body>
+void with_rows(int64_t n, Body body) {
+  static_assert(rows_together == 4);
+  switch (n) {
+    case 1: return body(std::integral_constant<int, 1>());
+    case 2: return body(std::integral_constant<int, 2>());
+    case 3: return body(std::integral_constant<int, 3>());
+    default: return body(std::integral_constant<int, 4>());
+  }
+}
+
+// The dot products of `rows` queries with n keys, at most `lanes`.
+template <class Source, int rows>
+void score_keys(const heedful_call &call, const float *queries, const typename Source::Element *keys, int64_t n,
+                float *scores, int64_t stride) {
+  const int64_t query_width = round_up(call.width, lanes), key_stride = call.key.stride[2];
+  Floats sums[rows][lanes];
+  for (int i = 0; i < lanes; i++) {  // key after key, in the order they lie in memory
+    const typename Source::Element *at = keys + std::min<int64_t>(i, n - 1) * key_stride;
+    Floats sum[rows] = {};
+    int64_t k = 0;
+    for (; k + lanes <= call.width; k += lanes) {
+      __builtin_prefetch(at + k + ahead * key_stride);
+      const Floats key = Source::read(at + k);
+      for (int row = 0; row < rows; row++) sum[row] += load(queries + row * query_width + k) * key;
+    }
+    if (k < call.width) {
+      const Floats key = Source::read_some(at + k, call.width - k);
+      for (int row = 0; row < rows; row++) sum[row] += load(queries + row * query_width + k) * key;
+    }
+    for (int row = 0; row < rows; row++) sums[row][i] = sum[row];
+  }
+  for (int row = 0; row < rows; row++) store_some(scores + row * stride, sum_each(sums[row]), n);
+}
+
 template <class Source>
 void score_with(const heedful_call &call, int64_t batch, int64_t group, const float *queries, int64_t rows, Range range,
                 float *scores, int64_t stride) {
   const int64_t query_width = round_up(call.width, lanes);
   const auto *keys = static_cast<const typename Source::Element *>(call.key.data) + batch * call.key.stride[0] +
                      group * call.key.stride[1];
-  for (int64_t key = range.first; key < range.last; key += lanes) {
-    for (int64_t row = 0; row < rows; row++) {
-      const float *query = queries + row * query_width;
-      Floats sums[lanes];
-      for (int i = 0; i < lanes; i++) {  // key after key, in the order they lie in memory
-        const typename Source::Element *at = keys + std::min(key + i, range.last - 1) * call.key.stride[2];
-        Floats sum = {};
-        int64_t k = 0;
-        for (; k + lanes <= call.width; k += lanes) {
-          __builtin_prefetch(at + k + ahead * call.key.stride[2]);
-          sum += load(query + k) * Source::read(at + k);
-        }
-        if (k < call.width) sum += load(query + k) * Source::read_some(at + k, call.width - k);
-        sums[i] = sum;
-      }
-      store_some(scores + row * stride + key - range.first, sum_each(sums), range.last - key);
-    }
-  }
+  for (int64_t key = range.first; key < range.last; key += lanes)
+    for (int64_t row = 0; row < rows; row += rows_together)
+      with_rows(rows - row, [&](auto together) {
+        score_keys<Source, together>(call, queries + row * query_width, keys + key * call.key.stride[2],
+                                     range.last - key, scores + row * stride + key - range.first, stride);
+      });
 }
 
 class Decode {
@@ -178,8 +204,7 @@ void Decode::finish(int64_t query_head, int64_t thread) {
   const Range between = seen[size_t(batch)];
   for (int64_t query = 0; query < call.queries; query++) {
     float *x = scores.get() + (first_row + query) * stride;
-    Range range = visible_range(call, batch, query);
-    if (range.empty()) range = {between.first, between.first};
+    const Range range = visible_range(call, batch, query, between);
     const RowPlace row = {batch, query_head % call.heads, query, range.first, range.last - range.first};
     inverse[first_row + query] =
         finish_row(call, row, x + range.first, topk[size_t(thread)], scratch[size_t(thread)].get()).inverse;
@@ -227,19 +252,23 @@ void Decode::sum_values(int64_t key_head, int64_t chunk) {
   std::fill(sums, sums + rows * value_width, 0.0f);
   for (int64_t key = range.first; key < range.last; key += together) {
     const typename Source::Element *at[together];
-    const int64_t n = std::min<int64_t>(together, range.last - key);
-    for (int i = 0; i < together; i++) at[i] = values + std::min(key + i, range.last - 1) * call.value.stride[2];
-    for (int64_t row = 0; row < rows; row++) {
-      const float *x = scores.get() + (key_head * rows + row) * stride + key;
-      float weight[together];
-      for (int i = 0; i < together; i++) weight[i] = i < n ? x[i] : 0;
-      for (int64_t column = 0; column < call.value_width; column += lanes) {
-        Floats sum = load(sums + row * value_width + column);
-        for (int i = 0; i < together; i++) {
-          __builtin_prefetch(at[i] + column + ahead * call.value.stride[2]);
-          sum += weight[i] * Source::read_some(at[i] + column, call.value_width - column);
-        }
-        store(sums + row * value_width + column, sum);
+    float weight[few_rows][together];
+    for (int i = 0; i < together; i++) {
+      at[i] = values + std::min(key + i, range.last - 1) * call.value.stride[2];
+      for (int64_t row = 0; row < rows; row++)
+        weight[row][i] = key + i < range.last ? scores[(key_head * rows + row) * stride + key + i] : 0;
+    }
+    for (int64_t column = 0; column < call.value_width; column += lanes) {
+      Floats value[together];
+      for (int i = 0; i < together; i++) {
+        __builtin_prefetch(at[i] + column + ahead * call.value.stride[2]);
+        value[i] = Source::read_some(at[i] + column, call.value_width - column);
+      }
+      for (int64_t row = 0; row < rows; row++) {
+        float *to = sums + row * value_width + column;
+        Floats sum = load(to);
+        for (int i = 0; i < together; i++) sum += weight[row][i] * value[i];
+        store(to, sum);
       }
     }
   }
@@ -254,20 +283,23 @@ void Decode::write_output(int64_t row, int64_t thread) {
     for (int64_t column = 0; column < call.value_width; column++) sums[column] += part[column];
   }
   bool finite = true;
-  for (int64_t column = 0; column < call.value_width; column++) finite &= sums[column] - sums[column] == 0;
+  for (int64_t column = 0; column < call.value_width; column++) {
+    sums[column] *= inverse[row];
+    finite &= sums[column] - sums[column] == 0;
+  }
   if (!finite) sum_carefully(row, sums, sums + value_width);
-  for (int64_t column = 0; column < call.value_width; column++) sums[column] *= inverse[row];
   write_row(call.output, head / call.heads, head % call.heads, row % call.queries, call.value_width, sums);
 }
 
 // The same over the visible keys alone, which have weights above 0: nobody's NaN reaches a query that does not see it.
+// Weights are divided first: very large values do not overflow then.
 void Decode::sum_carefully(int64_t row, float *sums, float *value) const {
   const int64_t key_head = row / rows, batch = key_head / call.kv_heads;
   const Range between = seen[size_t(batch)];
   std::fill(sums, sums + call.value_width, 0.0f);
   for (int64_t key = between.first; key < between.last; key++) {
-    const float weight = scores[row * stride + key];
-    if (weight == 0) continue;
+    if (scores[row * stride + key] == 0) continue;
+    const float weight = scores[row * stride + key] * inverse[row];
     read_row(call.value, batch, key_head % call.kv_heads, key, 0, call.value_width, value);
     for (int64_t column = 0; column < call.value_width; column++) sums[column] += weight * value[column];
   }

@@ -49,7 +49,8 @@ class Forward {
   void strip(int64_t batch, int64_t head, int64_t number, const PackedHead &packed, Workspace &work);
   void weigh(const Block &block, Workspace &work) const;
   void add_spoiled_values(const Block &block, Workspace &work) const;
-  void write_output(const Block &block, Workspace &work) const;
+  void write_output(const Block &block, bool finite_values, Workspace &work) const;
+  void sum_again(const Block &block, int64_t row, Workspace &work) const;
   void pack_carried();
   void carry(const Block &block, const Groups &groups, Workspace &work) const;
   void write_totals() const;
@@ -78,7 +79,7 @@ Forward::Forward(const heedful_call &call)
   pack_ahead = threads > 1 && key_heads < 8 * threads;
   strips = pack_ahead ? (8 * threads + query_heads - 1) / query_heads : 1;
   rows_per_strip = std::max<int64_t>(round_up((call.queries + strips - 1) / strips, tile_rows), 2 * tile_rows);
-  strips = (call.queries + rows_per_strip - 1) / rows_per_strip;
+  strips = std::max<int64_t>(1, (call.queries + rows_per_strip - 1) / rows_per_strip);
   for (int64_t i = 0; i < threads; i++) workspaces.emplace_back(call, !pack_ahead);
   if (pack_ahead) {
     packed_keys = Buffer<float>(key_heads * packed_size(call.width, call.keys));
@@ -164,7 +165,7 @@ void Forward::strip(int64_t batch, int64_t head, int64_t number, const PackedHea
     if (given(call.output)) {
       multiply_rows(call, block, groups, work.panel.get(), packed.value, call.value_width, work.sums.get());
       if (!packed.finite) add_spoiled_values(block, work);
-      write_output(block, work);
+      write_output(block, packed.finite, work);
     }
     begin = block.end;
   }
@@ -175,8 +176,7 @@ void Forward::weigh(const Block &block, Workspace &work) const {
   const int64_t width = block.keys.last - block.keys.first;
   for (int64_t number = 0; number < block.rows(); number++) {
     float *panel = work.panel.get() + number * block.stride();
-    Range seen = visible_range(call, block.batch, block.begin + number);
-    if (seen.empty()) seen = {block.keys.first, block.keys.first};
+    const Range seen = visible_range(call, block.batch, block.begin + number, block.keys);
     const RowPlace row = {block.batch, block.head, block.begin + number, seen.first, seen.last - seen.first};
     float *x = panel + (seen.first - block.keys.first);
     work.inverse[number] = finish_row(call, row, x, work.topk, work.row.get()).inverse;
@@ -202,12 +202,32 @@ void Forward::add_spoiled_values(const Block &block, Workspace &work) const {
   }
 }
 
-void Forward::write_output(const Block &block, Workspace &work) const {
+void Forward::write_output(const Block &block, bool finite_values, Workspace &work) const {
   const int64_t stride = round_up(call.value_width, lanes);
   for (int64_t row = 0; row < block.rows(); row++) {
     float *sums = work.sums.get() + row * stride;
-    for (int64_t column = 0; column < call.value_width; column++) sums[column] *= work.inverse[row];
+    bool finite = true;
+    for (int64_t column = 0; column < call.value_width; column++) {
+      sums[column] *= work.inverse[row];
+      finite &= sums[column] - sums[column] == 0;
+    }
+    if (finite_values && !finite) sum_again(block, row, work);
     write_row(call.output, block.batch, block.head, block.begin + row, call.value_width, sums);
+  }
+}
+
+// The sums of a row once more, with weights that are divided first: very large values do not overflow then.
+void Forward::sum_again(const Block &block, int64_t row, Workspace &work) const {
+  float *sums = work.sums.get() + row * round_up(call.value_width, lanes), *value = work.row.get();
+  const float *weights = work.panel.get() + row * block.stride();
+  const int64_t width = block.keys.last - block.keys.first;
+  if (std::any_of(weights, weights + width, [](float weight) { return weight != weight; })) return;
+  std::fill(sums, sums + call.value_width, 0.0f);
+  for (int64_t i = 0; i < width; i++) {
+    if (weights[i] == 0) continue;
+    read_row(call.value, block.batch, block.head / per_group, block.keys.first + i, 0, call.value_width, value);
+    const float weight = weights[i] * work.inverse[row];
+    for (int64_t column = 0; column < call.value_width; column++) sums[column] += weight * value[column];
   }
 }
 

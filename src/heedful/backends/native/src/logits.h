@@ -22,7 +22,7 @@ inline Floats tanh(Floats y) {
   p = p * square + 0.13331924f;
   p = p * square + -0.33333299f;
   const Floats small = y + y * square * p;
-  const Floats e = exp2_scaled(-size, 2 * 1.44269504088896341f);
+  const Floats e = exp_scaled(-size, 2);
   const Floats big = from_bits(bits((1.0f - e) / (1.0f + e)) | (bits(y) & ~0x7fffffff));
   return size < all(0.6f) ? small : big;
 }
@@ -34,6 +34,11 @@ struct RowPlace {
 
 inline int64_t position_of(const heedful_call &call, const RowPlace &row) {
   return call.positions[row.batch * call.position_stride + row.query];
+}
+
+// How far the keys from `ahead` places ahead on are, lane by lane.
+inline Floats distances(int64_t ahead) {
+  return from_bits(bits(__builtin_convertvector(lane_numbers(), Floats) + float(ahead)) & 0x7fffffff);
 }
 
 // Turns the dot products of one row into logits, in place. A pair that may not be seen becomes -infinity, whatever was
@@ -55,11 +60,7 @@ inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, f
   if (call.slopes) {
     const float slope = call.slopes[row.head];
     const int64_t position = position_of(call, row) - row.first;
-    each([&](Floats s, int64_t i) {
-      Ints ahead = lane_numbers() + int32_t(i - position);
-      Ints distance = ahead < 0 ? -ahead : ahead;
-      return s - slope * __builtin_convertvector(distance, Floats);
-    });
+    each([&](Floats s, int64_t i) { return s - slope * distances(i - position); });
   }
   if (given(call.bias)) {
     const float *bias = row_of(call.bias, row.batch, row.head, row.query, row.first, row.first + row.size, scratch);

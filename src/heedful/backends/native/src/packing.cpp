@@ -105,7 +105,7 @@ void read_pairs(const heedful_array &from, int64_t batch, int64_t head, int64_t 
                 Spoiled spoiled) {
   const uint16_t *x = static_cast<const uint16_t *>(from.data) + offset(from, batch, head, row);
   const int64_t step = from.stride[3];
-  if (step == 1 && spoiled == Spoiled::stay && width % 2 == 0) {
+  if (step == 1 && spoiled == Spoiled::stay && width > 0 && width % 2 == 0) {
     std::memcpy(to, x, size_t(width) * sizeof(uint16_t));
     return;
   }

@@ -23,6 +23,12 @@ inline Range visible_range(const heedful_call &call, int64_t batch, int64_t quer
   return {std::max<int64_t>(call.first[at], 0), std::min<int64_t>(call.last[at], call.keys)};
 }
 
+// The same within the keys of a panel, which holds them all: nothing begins where the panel does.
+inline Range visible_range(const heedful_call &call, int64_t batch, int64_t query, Range panel) {
+  const Range seen = visible_range(call, batch, query);
+  return seen.empty() ? Range{panel.first, panel.first} : seen;
+}
+
 // What some rows see between them.
 inline Range visible_range(const heedful_call &call, int64_t batch, int64_t begin, int64_t end) {
   Range all = {call.keys, 0};

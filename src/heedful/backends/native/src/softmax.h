@@ -34,12 +34,11 @@ struct RowSums {
 // With `holes`, a score of -infinity is a pair that is not visible and becomes exactly 0; all others stay above 0.
 template <bool holes>
 RowSums row_exponentials(float *x, int64_t n, float maximum, float factor) {
-  constexpr float per_bit = 1.44269504088896341f;  // 1 / ln 2
   Floats mass[2] = {}, moment[2] = {};
   const Floats lowest = all(-87.0f / factor);
   auto step = [&](int64_t i, int v, Floats score, bool partial) {
     Floats t = larger(lowest, score - maximum);
-    Floats e = exp2_scaled(t, factor * per_bit);
+    Floats e = exp_scaled(t, factor);
     if (holes || partial) e = from_bits(bits(e) & (score != all(-infinity)));
     mass[v] += e;
     moment[v] += e * t;

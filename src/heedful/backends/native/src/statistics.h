@@ -53,8 +53,7 @@ inline void answer_mean_distance(const heedful_call &call, const RowPlace &row, 
   Floats moment = {}, mass = {};
   for (int64_t i = 0; i < row.size; i += lanes) {
     const Floats e = load_some(x + i, row.size - i, 0);
-    const Ints ahead = lane_numbers() + int32_t(i - position);
-    moment += e * __builtin_convertvector(ahead < 0 ? -ahead : ahead, Floats);
+    moment += e * distances(i - position);
     mass += e;
   }
   const float total = sum(mass);

@@ -94,7 +94,7 @@ TileProduct tile_for(int rows, int vectors) {
     case 4: return tile_with<add, Product, 4>(rows);
 #endif
   }
-  return nullptr;
+  __builtin_unreachable();
 }
 
 // Vectors in the tile that begins at `column` of a matrix with `columns` columns: the last may be narrower.

@@ -27,7 +27,7 @@ class Totals {
   void clear(int64_t part);
   void add(int64_t part, const Panel &panel);
   // Writes the answers of a head, whose parts lie together.
-  void write(int64_t query_head, int64_t first_part, int64_t parts) const;
+  void write(int64_t query_head, int64_t first, int64_t parts) const;
 
  private:
   int64_t keys_if(const void *asked) const { return asked ? call.keys : 0; }
@@ -43,8 +43,10 @@ class Totals {
   float *received_max(int64_t part) const { return most.get() + part * most_size(); }
   float *received_count(int64_t part) const { return received_max(part) + keys_if(call.received_max); }
   float *map_max(int64_t part) const { return received_count(part) + keys_if(call.received_count); }
+  template <bool sum_only>
   void add_received(int64_t part, const Panel &panel);
   void add_profile(int64_t part, const Panel &panel);
+  void merge(int64_t first, int64_t parts) const;
   void add_map(int64_t part, const Panel &panel, int64_t begin, int64_t end);
 
   const heedful_call &call;
