@@ -194,7 +194,7 @@ def test_scaling_is_transformers(name, positions):
     ids = torch.arange(*positions)[None]
     query, key = torch.randn(2, 3, 2, ids.shape[1], 16)[:, :1].unbind()
     cos, sin = module(query, ids)
-    rotary = Rotary(500.0, scaling=scaling)
+    rotary = Rotary(base=500.0, scaling=scaling)
     assert Rotary.from_parameters({"rope_theta": 500.0, **parameters}, 16, max_length=256) == rotary
     our_cos, our_sin = rotary.tables(ids, 16)
     # One rounding of an angle of up to 340 radians separates equal formulas; transformers differs in their order.
@@ -211,7 +211,7 @@ def test_plain_tables_are_transformers_to_the_bit(name):
     _, module = transformers_rotary(parameters)
     ids = torch.arange(100_000)[None]
     cos, sin = module(torch.zeros(1), ids)
-    ours = Rotary(500.0, scaling=scaling).tables(ids, 16)
+    ours = Rotary(base=500.0, scaling=scaling).tables(ids, 16)
     torch.testing.assert_close(ours, (cos[..., :8], sin[..., :8]), rtol=0, atol=0)
 
 
@@ -241,7 +241,7 @@ def test_proportional_is_transformers(share):
     config = LlamaConfig(hidden_size=32, num_attention_heads=2, rope_parameters=parameters)
     frequencies, _ = rope.ROPE_INIT_FUNCTIONS["proportional"](config)
     rotary = Rotary.from_parameters(parameters, 16)
-    assert rotary == Rotary(500.0, scaling=ProportionalScaling(share, 2.0))
+    assert rotary == Rotary(base=500.0, scaling=ProportionalScaling(share, 2.0))
     ours = rotary.scaling.frequencies(16, 500.0, torch.tensor([9]), torch.float32)
     torch.testing.assert_close(ours, frequencies, rtol=2e-7, atol=0)
 
@@ -261,7 +261,7 @@ def test_partial_factor_of_a_configuration():
     rotary = Rotary.from_parameters(
         {"rope_theta": 100.0, "partial_rotary_factor": 0.25}, 32, layout="interleaved"
     )
-    assert rotary == Rotary(100.0, "interleaved", 8)
+    assert rotary == Rotary(base=100.0, layout="interleaved", rotary_dim=8)
 
 
 def test_explicit_factor_wins_over_the_ratio_of_lengths():
@@ -280,14 +280,15 @@ def test_length_comes_from_positions_and_each_item_has_its_own():
     ids = torch.tensor([[0, 1, 2], [7, 8, 9]])
     both = rotary.rotate(x, ids)
     torch.testing.assert_close(both[0], Rotary().rotate(x[0], ids[0]))
-    grown = Rotary(10000.0 * (2.0 * 10 / 4 - 1) ** (6 / 4))
+    grown = Rotary(base=10000.0 * (2.0 * 10 / 4 - 1) ** (6 / 4))
     torch.testing.assert_close(both[1], grown.rotate(x[1], ids[1]))
 
 
 def test_ntk_is_a_larger_base():
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     torch.testing.assert_close(
-        Rotary(100.0, scaling=NTKScaling(3.0)).rotate(x, 4), Rotary(100.0 * 3.0 ** (8 / 6)).rotate(x, 4)
+        Rotary(base=100.0, scaling=NTKScaling(3.0)).rotate(x, 4),
+        Rotary(base=100.0 * 3.0 ** (8 / 6)).rotate(x, 4),
     )
     # The slowest pair is slowed by exactly the factor, the fastest not at all.
     slowed = NTKScaling(3.0).frequencies(8, 100.0, torch.tensor([1]), torch.float64)
@@ -310,6 +311,12 @@ def test_copies_and_pickles_are_equal(name):
 
 ZEROS = torch.zeros(2, 3, 4, 6)
 MESSAGES = [
+    (
+        lambda: Rotary(64),
+        TypeError,
+        "Rotary takes its arguments by name, got 64 without one. Write Rotary() or Rotary(base=...); "
+        "the size of the heads is read from queries and keys.",
+    ),
     (lambda: Rotary(base=0.0), ValueError, "base must be above zero, got 0.0."),
     (lambda: Rotary(layout="pairs"), ValueError, "layout must be 'half' or 'interleaved', got 'pairs'."),
     (

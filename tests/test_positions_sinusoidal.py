@@ -206,6 +206,12 @@ MESSAGES = [
         "start must hold integers, got torch.float32. Convert it with start.long().",
     ),
     (
+        lambda: Sinusoidal(64),
+        TypeError,
+        "Sinusoidal takes its arguments by name, got 64 without one. Write Sinusoidal() or Sinusoidal(base=...); "
+        "the size of the vectors is read from the tokens.",
+    ),
+    (
         lambda: Sinusoidal()(torch.zeros(2, 3, 5), "0"),
         TypeError,
         "start must be an int or a tensor of integers, got str.",

@@ -9,16 +9,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.positions.ids import check_integers
+from heedful.positions.naming import by_name
 from heedful.positions.parameters import scaling_from
 from heedful.positions.scaling import Scaling, inverse_frequencies
 
 
-@dataclass(frozen=True)
+@by_name("Write Rotary() or Rotary(base=...); the size of the heads is read from queries and keys.")
+@dataclass(frozen=True, kw_only=True)
 class Rotary:
     """Turns each pair of entries of a query or key by `position * base ** (-2i / rotary_dim)`.
 
     Nothing is stored: sines and cosines are made when needed, in float32 (float64 for float64), so no cast of a module
-    reaches them, and any length, device and dtype works.
+    reaches them, and any length, device and dtype works. The size of the heads is read from queries and
+    keys.
 
     Args:
         base: The slowest pair turns about `base` times slower than the fastest.
@@ -29,7 +32,7 @@ class Rotary:
         scaling: A rule for longer sequences, for example `LinearScaling(4)`.
 
     Raises:
-        ValueError: An argument is not as above.
+        TypeError, ValueError: An argument is not as above, or is given without its name.
 
     Cost:
         A call takes time and memory of the order of its input.
@@ -83,7 +86,8 @@ class Rotary:
         partial = parameters.get("partial_rotary_factor") or 1.0
         whole = partial == 1.0 or parameters.get("rope_type") == "proportional"
         rotary_dim = None if whole else int(head_dim * partial)
-        return cls(parameters.get("rope_theta") or cls.base, layout, rotary_dim, scaling)
+        base = parameters.get("rope_theta") or cls.base
+        return cls(base=base, layout=layout, rotary_dim=rotary_dim, scaling=scaling)
 
     @property
     def needs_length(self) -> bool:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from heedful.positions.added import Added
 from heedful.positions.ids import Start
+from heedful.positions.naming import by_name
 
 
 def positional_encoding(
@@ -87,6 +88,7 @@ def positional_encoding_2d(
     return _grid_sinusoids(rows, columns, embed_dim, base).to(dtype or torch.get_default_dtype())
 
 
+@by_name("Write Sinusoidal() or Sinusoidal(base=...); the size of the vectors is read from the tokens.")
 class Sinusoidal(Added):
     """Adds `positional_encoding` to token vectors. Nothing is learned or stored, so any length and dtype works.
 
@@ -94,6 +96,7 @@ class Sinusoidal(Added):
         base: As in `positional_encoding`.
 
     Raises:
+        TypeError: `base` is given without its name.
         ValueError: `base` is not above zero.
 
     Cost:
