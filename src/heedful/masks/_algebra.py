@@ -5,6 +5,7 @@ A mask is a rule, not a matrix. It answers two questions about a block of query 
 """
 
 import operator
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -106,6 +107,13 @@ class Mask:
 
     __rand__ = __and__
     __ror__ = __or__
+
+    def __bool__(self) -> bool:
+        """Neither true nor false, or `a and b` would be `b` alone."""
+        raise TypeError(
+            "A mask is neither true nor false. Combine masks with &, | and ~ instead of and, or and not; "
+            "to ask whether there is one, write `mask is not None`."
+        )
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -219,4 +227,10 @@ def dense(keep: Tensor) -> Mask:
 
 def as_mask(mask: Mask | Tensor) -> Mask:
     """A mask as it is, a tensor as `dense`."""
+    if not isinstance(mask, Mask | Tensor):
+        given = type(mask).__name__ if mask is None else f"{type(mask).__name__} {reprlib.repr(mask)}"
+        raise TypeError(
+            f"A mask combines with masks and with bool tensors, got {given}. "
+            "Who may look is said by masks.causal(), masks.window(3) and others, or by a tensor, True = may attend."
+        )
     return mask if isinstance(mask, Mask) else dense(mask)
