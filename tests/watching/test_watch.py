@@ -339,6 +339,34 @@ def test_modules_left_out_are_not_complained_about() -> None:
 # Bad input
 
 
+def test_a_number_beyond_the_layers_is_an_error_once_they_are_known() -> None:
+    model = Small()
+    with torch.no_grad(), pytest.raises(ValueError) as caught, watch(model, layers=[7]) as seen:
+        model(text())
+    assert str(caught.value) == (
+        "layers 7: only 0 to 2 are there, as Small ran attention in 3 modules in this block. "
+        "Numbers follow the order of the first calls."
+    )
+    assert repr(seen) == "Seen(Nothing of Small was seen: layers= left out all 3 attention modules that ran.)"
+
+
+def test_a_number_beyond_the_layers_is_a_warning_where_others_were_seen() -> None:
+    model = Small()
+    with (
+        torch.no_grad(),
+        pytest.warns(AttentionNotSeen, match=r"layers 3, 7: only 0 to 2 are there"),
+        watch(model, layers=[0, 3, 7, "*.1"]) as seen,
+    ):
+        model(text())
+    assert list(seen) == ["layers.0", "layers.1"]
+
+
+def test_numbers_mean_nothing_where_the_model_did_not_run() -> None:
+    with watch(Small(), layers=7) as seen:
+        pass
+    assert "Call the model itself inside the block" in repr(seen)
+
+
 def test_bad_arguments() -> None:
     model = Small()
     bad = {
@@ -348,6 +376,8 @@ def test_bad_arguments() -> None:
         "layers must be module names, patterns such as '*.5.*', or layer numbers; got 1.5.": lambda: watch(
             model, layers=1.5
         ),
+        "layers: numbers count from 0, in the order of the first calls; got -1. How many there are is not known "
+        "before the model runs.": lambda: watch(model, layers=-1),
         "layers: 'encoder' matches no module of Small. Its modules have names such as 'layers', 'layers.0', "
         "'layers.0.project'.": lambda: watch(model, layers=["layers.0", "encoder"]),
     }

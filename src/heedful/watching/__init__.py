@@ -9,7 +9,7 @@ from torch import nn
 from .._call import check_reductions
 from .._listeners import listening
 from ..reductions import Reduction
-from .advice import check_kernels, not_seen
+from .advice import beyond, check_kernels, not_seen
 from .answers import Answers
 from .editing import edit
 from .naming import Chosen, Names, as_patterns
@@ -23,7 +23,7 @@ __all__ = ["Answers", "AttentionNotSeen", "Calls", "NotSeen", "Seen", "edit", "l
 
 
 class AttentionNotSeen(UserWarning):
-    """Some of a watched model's attention went another way; the message names it and says what to do."""
+    """Some attention that was to be watched was not seen; the message names it and says what to do."""
 
 
 @contextmanager
@@ -53,6 +53,7 @@ def watch(
 
     Raises:
         TypeError, ValueError: An argument is not as above, or the model runs a kernel from outside of PyTorch.
+        ValueError: The block is over and no layer has a number of `layers`; a warning where only some are missing.
         RuntimeError: The block is over and all of the model's attention went another way; the message says which.
 
     Cost:
@@ -75,3 +76,8 @@ def watch(
         raise RuntimeError(not_seen(names, seen))
     if seen.missed:
         warnings.warn(not_seen(names, seen), AttentionNotSeen, stacklevel=3)
+    absent = seen._absent(wanted or ())
+    if absent and not seen:
+        raise ValueError(beyond(absent, seen))
+    if absent:
+        warnings.warn(beyond(absent, seen), AttentionNotSeen, stacklevel=3)

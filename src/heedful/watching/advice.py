@@ -1,5 +1,7 @@
 """What to do where attention cannot be watched."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from .naming import Names, listed
@@ -25,10 +27,20 @@ def not_seen(names: Names, seen: Seen) -> str:
     """Which modules were not seen, why, and what to do."""
     missed = seen.missed
     first = next(iter(missed))
-    count = "1 module" if len(missed) == 1 else f"{len(missed)} modules"
     return (
-        f"watch() could not see the attention of {count} of {type(names.model).__name__}: "
+        f"watch() could not see the attention of {_modules(len(missed))} of {type(names.model).__name__}: "
         f"{', '.join(listed(list(missed)))}. Of {names.kind(first)}: {missed[first]}. {what_to_do(names.model)}"
+    )
+
+
+def beyond(numbers: Sequence[int], seen: Seen) -> str:
+    """Which layer numbers there are, where others were asked for."""
+    asked = ", ".join(map(str, numbers))
+    count = len(seen._order)
+    there = "only 0 is there" if count == 1 else f"only 0 to {count - 1} are there"
+    return (
+        f"layers {asked}: {there}, as {seen._model} ran attention in {_modules(count)} in this block. "
+        "Numbers follow the order of the first calls."
     )
 
 
@@ -48,3 +60,7 @@ def what_to_do(model: nn.Module) -> str:
         "transformers has one implementation of it only. Pass output_attentions=True to its call for the whole "
         "matrices."
     )
+
+
+def _modules(count: int) -> str:
+    return "1 module" if count == 1 else f"{count} modules"

@@ -36,11 +36,16 @@ class Names:
         return type(self.model.get_submodule(name)).__name__
 
     def check(self, argument: str, patterns: Sequence[Any]) -> None:
-        """Raise unless each pattern is an integer, or matches a module."""
+        """Raise unless each pattern is a layer's number, or matches a module."""
         for pattern in patterns:
             if isinstance(pattern, bool) or not isinstance(pattern, str | int):
                 raise TypeError(
                     f"{argument} must be module names, patterns such as '*.5.*', or layer numbers; got {pattern!r}."
+                )
+            if isinstance(pattern, int) and pattern < 0:
+                raise ValueError(
+                    f"{argument}: numbers count from 0, in the order of the first calls; got {pattern}. "
+                    "How many there are is not known before the model runs."
                 )
             if isinstance(pattern, str) and not any(matches(name, pattern) for name in self._names.values()):
                 raise ValueError(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._weights import Weights
-from .naming import listed, matches
+from .naming import Chosen, listed, matches
 from .series import Series
 
 MOST_NUMBERS = 2**30
@@ -189,6 +189,9 @@ class Seen(Mapping[str, Calls]):
     def _summary(self) -> str:
         if not self._calls:
             missed = self.missed
+            if self._order and not missed:
+                count = len(self._order)
+                return f"Nothing of {self._model} was seen: layers= left out all {count} attention modules that ran."
             what = f" {len(missed)} modules could not be seen, see .missed." if missed else ""
             return (
                 f"Nothing of {self._model} was seen.{what} Call the model itself inside the block, "
@@ -203,6 +206,11 @@ class Seen(Mapping[str, Calls]):
         if name not in self._order:
             self._order.append(name)
         return self._order.index(name)
+
+    def _absent(self, layers: Sequence[Chosen]) -> list[int]:
+        """Numbers among `layers` that no module has, of those that ran; none where none ran."""
+        count = len(self._order)
+        return [each for each in layers if isinstance(each, int) and each >= count > 0]
 
     def rows(self, beam_indices: Tensor | None = None) -> dict[str, Tensor]:
         """The row that produced each new token of a generation, for every module called more than once.
