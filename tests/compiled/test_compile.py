@@ -84,7 +84,7 @@ def test_weights_leave_the_compiled_call_and_answer_later() -> None:
 )
 @pytest.mark.parametrize("position", [None, heedful.Alibi(4), "rotary", "relative"], ids=str)
 def test_the_module_forward_and_backward(options: dict, position) -> None:
-    named = {"rotary": heedful.Rotary(2), "relative": heedful.RelativeBias(4)}
+    named = {"rotary": heedful.Rotary(), "relative": heedful.RelativeBias(4)}
     position = named[position] if isinstance(position, str) else position
     module = heedful.MultiHeadAttention(8, 4, position=position, **options)
     x = torch.randn(2, 5, 8, requires_grad=True)

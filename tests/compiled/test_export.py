@@ -16,7 +16,7 @@ from heedful.backends._travel import Luggage
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.attention = heedful.MultiHeadAttention(8, 4, position=heedful.Rotary(2), sinks=True)
+        self.attention = heedful.MultiHeadAttention(8, 4, position=heedful.Rotary(), sinks=True)
 
     def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
         mask = masks.causal() & masks.documents(ids)

@@ -1,10 +1,14 @@
 """A call and what is asked of it, taken apart into what an operator accepts: tensors, integers, floats, and a text.
 
+What a gradient needs is kept in the same way, so that autograd alone holds the tensors: it sees when one is changed in
+place, and checkpoints and other hooks may store them as they like.
+
 The text says how the parts fit together. It is JSON, so that an exported program can be saved and run elsewhere.
 """
 
 import json
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -124,6 +128,48 @@ class Unpacked:
         for field, value in zip(FIELDS[kind], made, strict=True):
             object.__setattr__(built, field, value)
         return built
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """Objects taken apart, without their tensors.
+
+    Attributes:
+        others: Objects that only this process knows; they keep their tensors.
+    """
+
+    text: str
+    integers: list[int]
+    floats: list[float]
+    others: list[Any]
+
+    @property
+    def closed_over(self) -> tuple[Tensor, ...]:
+        """The tensors that `others` keep, each once."""
+        kept = (x for other in self.others for x in getattr(other, "tensors", ()))
+        return tuple({id(x): x for x in kept}.values())
+
+    def unpack(self, tensors: Sequence[Tensor]) -> Any:
+        """The objects again, with these tensors."""
+        return Unpacked(tensors, self.integers, self.floats, self.others).unpack(self.text)
+
+    def reopen(self, saved: Sequence[Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
+        """The objects again, with the tensors that autograd kept, and all their tensors in the order of `take_apart`.
+
+        Each is a view of its own, which tells apart a tensor that is given twice.
+        """
+        closed_over = self.closed_over
+        with torch.enable_grad():
+            own = [x.view_as(x) for x in saved[: len(saved) - len(closed_over)]]
+        return self.unpack(own), (*own, *closed_over)
+
+
+def take_apart(x: Any) -> tuple[Parcel, list[Tensor]]:
+    """The parcel, and all tensors that the objects are made of."""
+    luggage = Luggage(others=[])
+    text = luggage.pack(x)
+    parcel = Parcel(text, luggage.integers, luggage.floats, luggage.others or [])
+    return parcel, [*luggage.tensors, *parcel.closed_over]
 
 
 @cache

@@ -117,9 +117,7 @@ def largest(x: Tensor, k: int) -> Tensor:
     groups = width // 8
     if groups < 32 * k:
         return x.topk(k, -1).indices
-    maxima = x[..., : 8 * groups]
-    for size in (4 * groups, 2 * groups, groups):
-        maxima = torch.maximum(maxima[..., :size], maxima[..., size:])
+    maxima = x[..., : 8 * groups].unflatten(-1, (8, groups)).amax(-2)
     best = maxima.topk(k, -1, sorted=False).indices
     places = (best[..., None] + torch.arange(0, 8 * groups, groups, device=x.device)).flatten(-2)
     if width > 8 * groups:

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..._call import Call, TensorBias
+from ..._call import Call
 from ...reductions import Reduction
 from .. import Result
+from .._travel import Parcel, take_apart
 from . import functional
 from .fold import fold
 from .gradient import gradient
@@ -30,13 +31,14 @@ def refusals(call: Call) -> list[str]:
 def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True) -> Result:
     """Fold the panels of a call, recorded for autograd where a gradient may be asked."""
     given = call.query.dtype
-    job = Job(_own(call), reductions, need_output)
+    job = Job(_widened(call), reductions, need_output)
     if functional.usable():
         flat = functional.fold(job)
     elif _transformed():
         flat = job.fold(buffered=False)
     elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in job.tensors):
-        flat = Fold.apply(job, *job.tensors)
+        parcel, tensors = take_apart((job.call, reductions, need_output))
+        flat = Fold.apply(job, parcel, *tensors)
     else:
         flat = job.fold(buffered=True)
     output, *totals = tree_unflatten(list(flat), job.spec)
@@ -53,18 +55,10 @@ def _transformed() -> bool:
     )
 
 
-def _own(call: Call) -> Call:
-    """The call in the dtype of answers, with tensors of its own.
-
-    A gradient then stops at them, where one tensor is given twice or is made from another too.
-    """
-    query, key, value = (_batched(x.to(call.dtype)).view_as(x) for x in (call.query, call.key, call.value))
-    sinks = None if call.sinks is None else call.sinks.view_as(call.sinks)
-    bias = tuple(
-        TensorBias(term.tensor.view_as(term.tensor)) if isinstance(term, TensorBias) else term
-        for term in call.bias
-    )
-    return replace(call, query=query, key=key, value=value, sinks=sinks, bias=bias)
+def _widened(call: Call) -> Call:
+    """The call in the dtype of answers."""
+    query, key, value = (_batched(x.to(call.dtype)) for x in (call.query, call.key, call.value))
+    return replace(call, query=query, key=key, value=value)
 
 
 def _batched(x: Tensor) -> Tensor:
@@ -97,24 +91,32 @@ class Fold(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, job: Job, *tensors: Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, job: Job, parcel: Parcel, *tensors: Tensor) -> tuple[Any, ...]:
         flat = job.fold(buffered=True)
-        ctx.job, ctx.empty = job, [x is None for x in flat]
-        ctx.save_for_backward(*tensors, *(x for x in flat if x is not None))
+        ctx.parcel, ctx.spec = parcel, job.spec
+        ctx.save_for_backward(*tensors, *flat)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(x for x in flat if x is not None and not x.dtype.is_floating_point))
         return tuple(flat)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors[: len(ctx.job.tensors)]  # raises if one was changed in place
-        if not torch.is_grad_enabled():
-            results = iter(ctx.saved_tensors[len(tensors) :])
-            return None, *gradient(ctx.job, [None if empty else next(results) for empty in ctx.empty], grads)
-        wanted = [tensor for tensor in tensors if tensor.requires_grad]
-        pairs = [
-            (x, grad) for x, grad in zip(ctx.job.fold(buffered=False), grads, strict=True) if grad is not None
-        ]
-        outputs, grads = zip(*((x, grad) for x, grad in pairs if x.requires_grad), strict=True)
-        found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
-        return None, *(next(found) if tensor.requires_grad else None for tensor in tensors)
+        needed = ctx.needs_input_grad[2:]
+        parts, tensors = ctx.parcel.reopen(ctx.saved_tensors[: len(needed)])
+        job = Job(*parts)
+        if torch.is_grad_enabled():
+            found = _recorded_gradient(job, grads)
+        else:
+            job.spec = ctx.spec
+            results = list(ctx.saved_tensors[len(needed) :])
+            found = dict(zip(map(id, job.tensors), gradient(job, results, grads), strict=True))
+        return None, None, *(found.get(id(x)) for x in tensors)
+
+
+def _recorded_gradient(job: Job, grads: tuple[Tensor | None, ...]) -> dict[int, Tensor | None]:
+    """The gradients of a job's tensors, by their ids, recorded so that a derivative can be taken of them."""
+    wanted = [x for x in job.tensors if x.requires_grad]
+    pairs = [(x, grad) for x, grad in zip(job.fold(buffered=False), grads, strict=True) if grad is not None]
+    outputs, grads = zip(*((x, grad) for x, grad in pairs if x.requires_grad), strict=True)
+    found = torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True)
+    return dict(zip(map(id, wanted), found, strict=True))

@@ -13,7 +13,7 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec
 
-from .._travel import Luggage, Unpacked
+from .._travel import Parcel, take_apart
 from .gradient import gradient
 
 if TYPE_CHECKING:
@@ -27,30 +27,28 @@ def usable() -> bool:
     return all(transform.key() == TransformType.Grad for transform in get_interpreter_stack() or ())
 
 
+def fold(job: "Job") -> list[Any]:
+    """What the job's own fold gives."""
+    parcel, tensors = take_apart((job.call, job.reductions, job.need_output))
+    if parcel.others:  # what a user wrote may close over tensors of torch.func's
+        return job.fold(buffered=False)
+    parts = Parts(type(job), parcel)
+    flat = Fold.apply(parts, *tensors)
+    job.spec = parts.spec
+    return list(flat)
+
+
 class Parts:
     """A job without its tensors."""
 
     spec: TreeSpec
 
-    def __init__(self, job: "Job"):
-        self.make, self.others = type(job), []
-        luggage = Luggage(self.others)
-        self.text = luggage.pack((job.call, job.reductions, job.need_output))
-        self.tensors, self.integers, self.floats = luggage.tensors, luggage.integers, luggage.floats
+    def __init__(self, make: "type[Job]", parcel: Parcel):
+        self.make, self.parcel = make, parcel
 
     def job(self, tensors: Sequence[Tensor]) -> "Job":
         """The job with other tensors."""
-        return self.make(*Unpacked(tensors, self.integers, self.floats, self.others).unpack(self.text))
-
-
-def fold(job: "Job") -> list[Any]:
-    """What the job's own fold gives."""
-    parts = Parts(job)
-    if parts.others:  # what a user wrote may close over tensors of torch.func's
-        return job.fold(buffered=False)
-    flat = Fold.apply(parts, *parts.tensors)
-    job.spec = parts.spec
-    return list(flat)
+        return self.make(*self.parcel.unpack(tensors))
 
 
 class Fold(torch.autograd.Function):

@@ -119,7 +119,7 @@ class Decode {
   template <class Source>
   void sum_values(int64_t key_head, int64_t chunk);
   void write_output(int64_t row, int64_t thread);
-  void sum_carefully(int64_t row, float *sums, float *value) const;
+  void sum_carefully(int64_t row, float factor, float *sums) const;
 
   const heedful_call &call;
   const int64_t threads, per_group, rows, key_heads, query_heads, chunks, query_width, value_width, stride;
@@ -148,7 +148,7 @@ Decode::Decode(const heedful_call &call)
       partial(given(call.output) ? key_heads * chunks * rows * value_width : 0) {
   for (int64_t i = 0; i < threads; i++) {
     topk.emplace_back(call.topk);
-    scratch.emplace_back(std::max(call.keys, 2 * value_width));
+    scratch.emplace_back(std::max(call.keys, 3 * value_width));
   }
   totals.reserve(threads);
   for (int64_t batch = 0; batch < call.batch; batch++) seen.push_back(visible_range(call, batch, 0, call.queries));
@@ -282,26 +282,31 @@ void Decode::write_output(int64_t row, int64_t thread) {
     const float *part = partial.get() + ((key_head * chunks + chunk) * rows + row % rows) * value_width;
     for (int64_t column = 0; column < call.value_width; column++) sums[column] += part[column];
   }
-  bool finite = true;
-  for (int64_t column = 0; column < call.value_width; column++) {
-    sums[column] *= inverse[row];
-    finite &= sums[column] - sums[column] == 0;
-  }
-  if (!finite) sum_carefully(row, sums, sums + value_width);
+  const auto finite = [&] {
+    return std::all_of(sums, sums + call.value_width, [](float x) { return x - x == 0; });
+  };
+  if (!finite()) sum_carefully(row, 1, sums);
+  for (int64_t column = 0; column < call.value_width; column++) sums[column] *= inverse[row];
+  if (!finite()) sum_carefully(row, inverse[row], sums);  // very large values overflow unless weights are divided first
   write_row(call.output, head / call.heads, head % call.heads, row % call.queries, call.value_width, sums);
 }
 
 // The same over the visible keys alone, which have weights above 0: nobody's NaN reaches a query that does not see it.
-// Weights are divided first: very large values do not overflow then.
-void Decode::sum_carefully(int64_t row, float *sums, float *value) const {
+// Behind the sums there is room for two rows.
+void Decode::sum_carefully(int64_t row, float factor, float *sums) const {
   const int64_t key_head = row / rows, batch = key_head / call.kv_heads;
-  const Range between = seen[size_t(batch)];
+  float *part = sums + value_width, *value = part + value_width;
   std::fill(sums, sums + call.value_width, 0.0f);
-  for (int64_t key = between.first; key < between.last; key++) {
-    if (scores[row * stride + key] == 0) continue;
-    const float weight = scores[row * stride + key] * inverse[row];
-    read_row(call.value, batch, key_head % call.kv_heads, key, 0, call.value_width, value);
-    for (int64_t column = 0; column < call.value_width; column++) sums[column] += weight * value[column];
+  for (int64_t chunk = 0; chunk < chunks; chunk++) {
+    const Range range = keys_of(batch, chunk);
+    std::fill(part, part + call.value_width, 0.0f);
+    for (int64_t key = range.first; key < range.last; key++) {
+      const float weight = scores[row * stride + key] * factor;
+      if (weight == 0) continue;
+      read_row(call.value, batch, key_head % call.kv_heads, key, 0, call.value_width, value);
+      for (int64_t column = 0; column < call.value_width; column++) part[column] += weight * value[column];
+    }
+    for (int64_t column = 0; column < call.value_width; column++) sums[column] += part[column];
   }
 }
 
