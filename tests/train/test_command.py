@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from heedful.train import checkpoint, plots
 from heedful.train.command import schedule, train
 from heedful.train.loading import load_model, reader
+from heedful.train.recipe import Recipe
 from heedful.train.run_folder import RunFolder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -101,30 +103,73 @@ def test_resume_takes_no_other_settings(trained):
     assert "a run continues with its own settings; leave out --steps, --lr." in " ".join(said.stderr.split())
 
 
-def test_problems_are_messages_and_exit_codes(text_file, tmp_path):
-    for arguments, message in (
-        (("--text", tmp_path / "none.txt"), f"There is no file {tmp_path / 'none.txt'}."),
-        (
-            ("--schedule", "cosin"),
-            "schedule must be one of constant, warmup, noam, inverse-sqrt, cosine, linear, wsd, "
-            "one-cycle, restarts, got 'cosin'.",
-        ),
-        (("--embed-dim", 30, "--num-heads", 4), "embed_dim must be a multiple of num_heads, got 30 and 4."),
-        (("--resume", tmp_path), f"{tmp_path} is not the folder of a run: it has no config.json."),
-        (
-            ("--steps", 50),
-            "The schedule doesn't fit a run of 50 steps. cosine(): total must be more than warmup, "
-            "got total 50 and warmup 100.",
-        ),
-        (
-            ("--schedule", "noam", "--lr", 0.1),
-            "noam sets the rate itself, from embed_dim and warmup, so it takes no lr.\n"
-            "For the same curve with a peak of your own: --schedule inverse-sqrt --lr RATE",
-        ),
-    ):
-        said = heedful("train", *arguments)
-        assert (said.exit_code, said.stderr.strip()) == (1, message)
-        assert said.stdout == ""
+SCHEDULES = "constant, warmup, noam, inverse-sqrt, cosine, linear, wsd, one-cycle, restarts"
+WRONG = {
+    "--schedule cosin": f"'--schedule': must be one of {SCHEDULES}, got 'cosin'.",
+    "--compare noam,cosin": f"'--compare': must be one of {SCHEDULES}, got 'cosin'.",
+    "--compare ,": "'--compare': must name one at least; `heedful schedule` lists them.",
+    "--embed-dim 30": "'--embed-dim': must be a multiple of --num-heads, got 30 and 4.",
+    "--num-kv-heads 3": "'--num-heads': must be a multiple of --num-kv-heads, got 4 and 3.",
+    "--num-kv-heads 0": "'--num-kv-heads': must be at least 1, got 0.",
+    "--embed-dim 12": "'--embed-dim': must be an even multiple of --num-heads, since rotary positions turn pairs of "
+    "entries; got 12 and 4, so heads of 3.",
+    "--steps 100 --warmup 100": "'--warmup': must be less than --steps, got 100 of 100.",
+    "--warmup -1": "'--warmup': must not be negative, got -1. 0 means no warm-up.",
+    "--schedule noam --lr 0.1": "'--lr': must be left out with noam, which sets the rate itself, from --embed-dim and "
+    "--warmup. For the same curve with a peak of your own take the schedule inverse-sqrt.",
+    "--lr abc": "'--lr': 'abc' is not a number.",
+    "--lr 0": "'--lr': must be above zero, got 0.0.",
+    "--clip -1": "'--clip': must be above zero, got -1.0.",
+    "--weight-decay -1": "'--weight-decay': must not be negative, got -1.0.",
+    "--patience -1": "'--patience': must be at least 1, got -1.",
+    "--steps 1.5": "'--steps': '1.5' is not a whole number.",
+    "--seeds 0": "'--seeds': it must be at least 1, got 0.",
+    "--text /none.txt": "'--text': There is no file /none.txt.",
+    "--resume /none": "'--resume': /none is not the folder of a run: it has no config.json.",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_a_wrong_option_is_named_as_it_is_typed(arguments, tmp_path):
+    folder = () if "--resume" in arguments else ("--runs", tmp_path)
+    said = heedful("train", *arguments.split(), *folder)
+    assert said.exit_code == 2, said.output
+    assert f"Invalid value for {WRONG[arguments]}" in " ".join(said.stderr.split())
+    assert said.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_schedule_that_is_none_is_named():
+    said = heedful("schedule", "cosin")
+    assert said.exit_code == 2
+    assert f"Invalid value for 'NAME': must be one of {SCHEDULES}, got 'cosin'." in " ".join(
+        said.stderr.split()
+    )
+
+
+def test_a_run_that_is_damaged_is_no_wrong_option(trained, tmp_path):
+    runs, _ = trained
+    folder = shutil.copytree(RunFolder.find(runs / "latest").path, tmp_path / "run")
+    config = json.loads((folder / "config.json").read_text())
+    config["recipe"]["num_heads"] = 3
+    (folder / "config.json").write_text(json.dumps(config))
+    said = heedful("train", "--resume", folder)
+    assert said.exit_code == 1
+    assert said.stderr == "embed_dim must be a multiple of num_heads, got 16 and 3.\n"
+
+
+@pytest.mark.parametrize("name", SCHEDULES.split(", "))
+@pytest.mark.parametrize("steps", [1, 2, 3, 50])
+def test_the_default_warm_up_fits_any_run(name, steps):
+    said = heedful("schedule", name, "--steps", steps)
+    assert said.exit_code == 0, said.output
+
+
+def test_a_short_run_has_a_short_warm_up():
+    shown = heedful("schedule", "cosine", "--steps", 40, "--lr", 1).output.splitlines()
+    assert "update 10      1" in shown
+    assert Recipe().warm_up == 100
+    assert "a quarter of the steps where that is fewer" in " ".join(heedful("train", "--help").output.split())
 
 
 @pytest.mark.slow
@@ -185,15 +230,13 @@ def test_schedules_are_listed_and_shown():
     assert "update 0" in drawn[12]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_stopped_by_a_signal_it_saves_and_continues(text_file, tmp_path, number):
-    """A real process gets a real signal in the middle of a run."""
-    runs = tmp_path / "runs"
+def stopped_by(number, metrics, *arguments):
+    """What a real process has said that got a real signal in the middle of a run."""
     script = (
         "import typer; from heedful.train.command import train; "
         "app = typer.Typer(pretty_exceptions_enable=False); app.command()(train); app()"
     )
-    command = [sys.executable, "-c", script, "--text", text_file, *SMALL, "--steps", 100_000, "--runs", runs]
+    command = [sys.executable, "-c", script, *arguments]
     process = subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
@@ -201,7 +244,6 @@ def test_stopped_by_a_signal_it_saves_and_continues(text_file, tmp_path, number)
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    metrics = runs / "latest" / "metrics.jsonl"
     deadline = time.monotonic() + 90
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 7):
         assert process.poll() is None, process.stderr.read()
@@ -210,7 +252,48 @@ def test_stopped_by_a_signal_it_saves_and_continues(text_file, tmp_path, number)
     process.send_signal(number)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number
+    return said.splitlines()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_stopped_by_a_signal_it_saves_and_continues(text_file, tmp_path, number):
+    runs = tmp_path / "runs"
+    options = "--text", text_file, *SMALL, "--steps", 100_000, "--runs", runs
+    said = stopped_by(number, runs / "latest" / "metrics.jsonl", *options)
     folder = RunFolder.find(runs / "latest")
-    assert said.splitlines()[-1] == f"Stopped and saved. Continue with: heedful train --resume {folder.path}"
+    assert said[-1] == f"Stopped and saved. Continue with: heedful train --resume {folder.path}"
     step = checkpoint.load(folder.last)[1]["step"]
     assert step == list(folder.metrics("update"))[-1]["step"]
+
+
+class Latest:
+    """The metrics of the second run of a comparison, whose folder has the time in its name."""
+
+    def __init__(self, runs):
+        self.runs = runs
+
+    def found(self):
+        return next(self.runs.glob("compare-*/constant-1/latest/metrics.jsonl"), None)
+
+    def exists(self):
+        return self.found() is not None
+
+    def read_text(self):
+        return self.found().read_text()
+
+
+def test_a_comparison_stopped_by_a_signal_says_what_is_kept(text_file, tmp_path):
+    options = "--text", text_file, *SMALL, "--compare", "constant,cosine", "--steps", 200, "--eval-every", 100
+    said = stopped_by(signal.SIGINT, Latest(tmp_path), *options, "--runs", tmp_path)
+    folder = next(tmp_path.glob("compare-*"))
+    run = RunFolder.find(folder / "constant-1" / "latest")
+    step = checkpoint.load(run.last)[1]["step"]
+    assert 0 < step < 200
+    assert said[:2] == ["Runs: 6, 200 updates each. Schedules: constant, cosine.", str(folder)]
+    assert said[2].startswith("constant, seed 0: lowest held-out loss ")
+    assert [line for line in said[3:] if line] == [
+        f"Stopped. Finished and kept: 1 of 6 runs, in {folder}",
+        f"The run of constant, seed 1, is saved after {step} of 200 updates. "
+        f"Continue it with: heedful train --resume {run.path}",
+        "The comparison of the rest begins anew: --compare constant,cosine",
+    ]

@@ -74,13 +74,14 @@ def test_a_run_that_diverges_is_counted_and_the_others_go_on(small, tmp_path, mo
         ["constant", "linear"],
         [0, 1],
         tmp_path,
-        lambda name, seed, update: seen.append((name, seed)),
+        lambda trainer, update: seen.append((trainer.recipe.schedule, trainer.recipe.seed, update is None)),
     )
     assert [(each.name, len(each.losses), each.diverged) for each in found] == [
         ("constant", 1, 1),
         ("linear", 2, 0),
     ]
-    assert seen == [(name, seed) for name in ("constant", "linear") for seed in (0, 1) for _ in range(6)]
+    runs = [(name, seed) for name in ("constant", "linear") for seed in (0, 1)]
+    assert seen == [(*run, begins) for run in runs for begins in (True, *[False] * 6)]
     assert found[1].curves[0][-1] == (6, pytest.approx(min(found[1].losses), abs=2))
 
 

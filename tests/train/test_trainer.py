@@ -159,7 +159,7 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(small, tm
     assert str(caught.value) == (
         "Training diverged at step 6: loss nan, norm of the gradient nan; the rate was 0.0023.\n"
         f"Nothing of it was saved: {folder.last} is from an earlier step, {folder.best} from step 5.\n"
-        "Try a lower rate (--lr 0.001), a longer warm-up (--warmup 100), or look for one: heedful train --find-lr"
+        "Try a lower rate (--lr 0.001), a longer warm-up (--warmup 6), or look for one: heedful train --find-lr"
     )
     assert all(torch.equal(before[name], tensor) for name, tensor in going.model.state_dict().items())
     assert checkpoint.load(folder.last)[1]["step"] == 5

@@ -1,13 +1,17 @@
 """`heedful train` and `heedful schedule`."""
 
 import dataclasses
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from heedful.train import options
 from heedful.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from heedful.train.problems import BadSetting, RunProblem
 
 
 def train(
@@ -45,7 +49,8 @@ def train(
 ) -> None:
     """Train a small transformer on real text, and watch its heads form.
 
-    Every run has a folder with its recipe, metrics, checkpoints and plots. Ctrl-C saves.
+    Every run has a folder with its recipe, metrics, checkpoints and plots. Ctrl-C saves, and
+    says how to continue.
 
     \b
     Start with:
@@ -58,7 +63,7 @@ def train(
     """  # noqa: D301 (typer reads the sign \b itself)
     from rich.console import Console
 
-    from heedful.train import running
+    from heedful.train import comparing, running
     from heedful.train.problems import RunProblem
 
     console = Console(highlight=False)
@@ -71,12 +76,13 @@ def train(
         else:
             recipe = _recipe(ctx)
             if compare is not None:
-                code = running.compare_schedules(console, recipe, compare, seeds, runs)
+                code = comparing.compare_schedules(console, recipe, compare, seeds, runs)
             elif find_lr:
                 code = running.find_rate(console, recipe)
             else:
                 code = running.start(console, recipe, runs)
     except RunProblem as problem:
+        _refuse_option(problem, ctx)
         typer.echo(str(problem), err=True)
         raise typer.Exit(1) from None
     raise typer.Exit(code)
@@ -104,7 +110,7 @@ def schedule(
     from rich.console import Console
 
     from heedful.train import running
-    from heedful.train.problems import RunProblem
+    from heedful.train.problems import BadSetting
 
     console = Console(highlight=False)
     if name is None:
@@ -112,9 +118,8 @@ def schedule(
         return
     try:
         recipe = Recipe(schedule=name, steps=steps, lr=lr, warmup=warmup, floor=floor, embed_dim=embed_dim)
-    except RunProblem as problem:
-        typer.echo(str(problem), err=True)
-        raise typer.Exit(1) from None
+    except BadSetting as problem:
+        raise _bad_option(problem, "NAME") from None
     running.show_schedule(console, recipe, plot=plot)
 
 
@@ -130,8 +135,36 @@ def _recipe(ctx: typer.Context) -> Recipe:
 def _refuse_more(ctx: typer.Context) -> None:
     """A run continues with its own settings, so none may stand beside --resume."""
     given = [name for name in ctx.params if str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")]
-    surplus = [f"--{name.replace('_', '-')}" for name in given if name not in ("resume", "threads")]
+    surplus = [_option(name) for name in given if name not in ("resume", "threads")]
     if surplus:
         raise typer.BadParameter(
             f"a run continues with its own settings; leave out {', '.join(surplus)}.", param_hint="'--resume'"
         )
+
+
+def _refuse_option(problem: "RunProblem", ctx: typer.Context) -> None:
+    """Where an option is what is wrong, say so, as for every other option."""
+    from heedful.train.problems import BadSetting, NoRun, TextProblem
+
+    given = ctx.params
+    if isinstance(problem, NoRun):
+        raise typer.BadParameter(str(problem), param_hint="'--resume'") from None
+    if given["resume"] is not None:
+        return
+    if isinstance(problem, BadSetting):
+        raise _bad_option(problem, "--schedule" if given["compare"] is None else "--compare") from None
+    if isinstance(problem, TextProblem) and given["text"]:
+        raise typer.BadParameter(str(problem), param_hint="'--text'") from None
+
+
+def _bad_option(problem: "BadSetting", schedule: str) -> typer.BadParameter:
+    """The problem with a setting, told with the names of options; `schedule` is what chose the schedule."""
+    told = problem.problem
+    for other in problem.others:
+        told = re.sub(rf"\b{other}\b", _option(other), told)
+    hint = schedule if problem.name == "schedule" else _option(problem.name)
+    return typer.BadParameter(told, param_hint=f"'{hint}'")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -69,7 +69,7 @@ def compare(
     names: Sequence[str],
     seeds: Sequence[int],
     parent: Path,
-    watch: Callable[[str, int, Update], None],
+    watch: Callable[[Trainer, Update | None], None],
 ) -> list[Outcome]:
     """Train once per schedule and seed. Text, start values and order depend on the seed alone, so they are the same.
 
@@ -78,7 +78,7 @@ def compare(
         names: Schedules.
         seeds: At least one; three or more show how much is chance.
         parent: Folder for the folders of the runs; `comparison.json` is written there too.
-        watch: Called after each update with the schedule, the seed and the update.
+        watch: Called with each run when it begins, without an update, and after each of its updates.
 
     Returns:
         What each schedule did, in the order of `names`.
@@ -92,8 +92,9 @@ def compare(
         for recipe in recipes:
             trainer = Trainer.start(recipe, parent / f"{name}-{recipe.seed}")
             try:
+                watch(trainer, None)
                 for update in trainer.updates():
-                    watch(name, recipe.seed, update)
+                    watch(trainer, update)
                 folders.append(trainer.folder)
             except Diverged:
                 continue

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from heedful.train.problems import RunProblem
+from heedful.train.problems import BadSetting
 from heedful.train.schedules import SCHEDULES, Schedule, schedule, settings_of
 
 Kind = Literal["bytes", "characters"]
@@ -20,6 +20,7 @@ CHOICES = {
 POSITIVE = (
     "num_layers",
     "num_heads",
+    "num_kv_heads",
     "embed_dim",
     "context",
     "steps",
@@ -27,6 +28,7 @@ POSITIVE = (
     "accumulate",
     "eval_every",
     "eval_windows",
+    "patience",
 )
 
 
@@ -52,7 +54,7 @@ class Recipe:
         steps: Updates in the run.
         schedule: Name of the learning-rate schedule.
         lr: Rate at the peak. None: 3e-3; `noam` sets its own.
-        warmup: Updates until the peak.
+        warmup: Updates until the peak. None: 100, or a quarter of the steps where that is fewer.
         floor: Rate at the end, as a share of the peak, for schedules that go down to a floor.
         weight_decay: Of matrices; vectors are not decayed.
         clip: Largest norm of the gradient.
@@ -79,7 +81,7 @@ class Recipe:
     steps: int = 2000
     schedule: str = "cosine"
     lr: float | None = None
-    warmup: int = 100
+    warmup: int | None = None
     floor: float = 0.05
     weight_decay: float = 0.1
     clip: float = 1.0
@@ -92,43 +94,62 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise RunProblem(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
+                raise BadSetting(name, f"must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
         for name in POSITIVE:
-            if getattr(self, name) < 1:
-                raise RunProblem(f"{name} must be at least 1, got {getattr(self, name)}.")
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise BadSetting(name, f"must be at least 1, got {number}.")
         for name in ("dropout", "echo", "floor"):
             if not 0 <= getattr(self, name) <= 1:
-                raise RunProblem(f"{name} must be between 0 and 1, got {getattr(self, name)}.")
+                raise BadSetting(name, f"must be between 0 and 1, got {getattr(self, name)}.")
+        for name in ("lr", "clip"):
+            if (number := getattr(self, name)) is not None and not number > 0:
+                raise BadSetting(name, f"must be above zero, got {number}.")
+        if not self.weight_decay >= 0:
+            raise BadSetting("weight_decay", f"must not be negative, got {self.weight_decay}.")
         self._check_heads()
-        self._check_rate()
+        self._check_schedule()
 
     def _check_heads(self) -> None:
-        if self.embed_dim % self.num_heads:
-            raise RunProblem(
-                f"embed_dim must be a multiple of num_heads, got {self.embed_dim} and {self.num_heads}."
+        width, heads, kv_heads = self.embed_dim, self.num_heads, self.num_kv_heads
+        if width % heads:
+            raise BadSetting(
+                "embed_dim", f"must be a multiple of num_heads, got {width} and {heads}.", "num_heads"
             )
-        if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise RunProblem(
-                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}."
+        if heads % (kv_heads or heads):
+            raise BadSetting(
+                "num_heads",
+                f"must be a multiple of num_kv_heads, got {heads} and {kv_heads}.",
+                "num_kv_heads",
             )
-        if self.position == "rotary" and self.embed_dim // self.num_heads % 2:
-            raise RunProblem(
-                f"Rotary positions need heads of even size, got {self.embed_dim} // {self.num_heads} = "
-                f"{self.embed_dim // self.num_heads}."
+        if self.position == "rotary" and width // heads % 2:
+            raise BadSetting(
+                "embed_dim",
+                f"must be an even multiple of num_heads, since rotary positions turn pairs of entries; got {width} "
+                f"and {heads}, so heads of {width // heads}.",
+                "num_heads",
             )
 
-    def _check_rate(self) -> None:
+    def _check_schedule(self) -> None:
+        takes = settings_of(self.schedule)
         if self.lr is not None and self.schedule == "noam":
-            raise RunProblem(
-                "noam sets the rate itself, from embed_dim and warmup, so it takes no lr.\n"
-                "For the same curve with a peak of your own: --schedule inverse-sqrt --lr RATE"
+            raise BadSetting(
+                "lr",
+                "must be left out with noam, which sets the rate itself, from embed_dim and warmup.\n"
+                "For the same curve with a peak of your own take the schedule inverse-sqrt.",
+                "embed_dim",
+                "warmup",
             )
-        if self.lr is not None and not self.lr > 0:
-            raise RunProblem(f"lr must be above zero, got {self.lr}.")
-        try:
-            self.rate(0)
-        except ValueError as error:
-            raise RunProblem(f"The schedule doesn't fit a run of {self.steps} steps. {error}") from None
+        if self.warmup is not None and self.warmup < 0:
+            raise BadSetting("warmup", f"must not be negative, got {self.warmup}. 0 means no warm-up.")
+        if self.warmup is not None and {"total", "warmup"} <= set(takes) and self.warmup >= self.steps:
+            raise BadSetting(
+                "warmup", f"must be less than steps, got {self.warmup} of {self.steps}.", "steps"
+            )
+
+    @property
+    def warm_up(self) -> int:
+        """Updates until the peak."""
+        return min(100, self.steps // 4) if self.warmup is None else self.warmup
 
     @property
     def base_rate(self) -> float:
@@ -142,11 +163,11 @@ class Recipe:
         """The schedule, from the step to a factor on `base_rate`."""
         offered = {
             "embed_dim": self.embed_dim,
-            "warmup": self.warmup,
+            "warmup": self.warm_up,
             "total": self.steps,
             "floor": self.floor,
-            "decay": max(1, (self.steps - self.warmup) // 5),
-            "period": max(1, (self.steps - self.warmup) // 4),
+            "decay": max(1, (self.steps - self.warm_up) // 5),
+            "period": max(1, (self.steps - self.warm_up) // 4),
         }
         takes = settings_of(self.schedule)
         # One-cycle ends far below any other floor, by its own definition.

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from heedful.train.checkpoint import put
-from heedful.train.problems import RunProblem
+from heedful.train.problems import NoRun, RunProblem
 from heedful.train.recipe import Recipe
 
 LATEST = "latest"
@@ -45,15 +45,15 @@ class RunFolder:
         """The folder of a run that exists: its own path, or a path that ends in `latest`.
 
         Raises:
-            RunProblem: It is no run.
+            NoRun: It is no run.
         """
         if path.name == LATEST and not path.exists():
             runs = sorted(path.parent.glob("*/config.json"), key=lambda config: config.stat().st_mtime)
             if not runs:
-                raise RunProblem(f"There is no run in {path.parent} yet. Start one: heedful train")
+                raise NoRun(f"There is no run in {path.parent} yet. Start one: heedful train")
             path = runs[-1].parent
         if not (path / "config.json").is_file():
-            raise RunProblem(f"{path} is not the folder of a run: it has no config.json.")
+            raise NoRun(f"{path} is not the folder of a run: it has no config.json.")
         return cls(path.resolve())
 
     @property

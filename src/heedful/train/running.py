@@ -1,28 +1,25 @@
-"""What the commands do: start, resume, compare, look for a rate; each returns the exit code."""
+"""What the commands do: start, resume, look for a rate; each returns the exit code. `comparing` has the comparison."""
 
 import inspect
 import math
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from heedful.train import terminal
 from heedful.train.batches import Batches
-from heedful.train.compare import compare, recipes_for
 from heedful.train.curves import Curves
 from heedful.train.interrupts import Interrupts
 from heedful.train.learning import loss_of, new_model, new_optimizer
-from heedful.train.plots import draw_comparison, draw_run
+from heedful.train.plots import draw_run
 from heedful.train.problems import Diverged, RunProblem
 from heedful.train.rate_finder import range_test
 from heedful.train.recipe import Recipe
 from heedful.train.schedules import SCHEDULES
 from heedful.train.text import load_corpus, require_length
-from heedful.train.trainer import Trainer, Update
+from heedful.train.trainer import Trainer
 
 # What a shell adds to the number of the signal that ended a program.
 SIGNAL = 128
@@ -112,41 +109,6 @@ def _finish(console: Console, trainer: Trainer) -> None:
     )
 
 
-def compare_schedules(console: Console, base: Recipe, names: str, seeds: int, parent: Path) -> int:
-    """One run per schedule and seed, then a table and a plot."""
-    chosen = [name.strip() for name in names.split(",") if name.strip()]
-    numbers = range(base.seed, base.seed + seeds)
-    recipes = recipes_for(base, chosen, numbers)
-    folder = parent / time.strftime("compare-%Y-%m-%d-%H%M%S")
-    folder.mkdir(parents=True, exist_ok=True)
-    total = len(recipes) * seeds * base.steps
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("comparing", total=total)
-
-        def watch(name: str, seed: int, update: Update) -> None:
-            progress.update(task, advance=1, description=f"{name}, seed {seed}")
-
-        outcomes = compare(base, chosen, numbers, folder, watch)
-    console.print(terminal.comparison_table(outcomes, seeds))
-    console.print(terminal.comparison_curves(outcomes))
-    rates = {
-        name: [(step, every[0].rate(step)) for step in range(base.steps)] for name, every in recipes.items()
-    }
-    curves = {outcome.name: outcome.curves for outcome in outcomes if outcome.curves}
-    try:
-        draw_comparison(curves, rates, folder / "comparison")
-    except RunProblem as problem:
-        say(console, str(problem))
-    say(console, str(folder))
-    return 0
-
-
 def find_rate(console: Console, recipe: Recipe) -> int:
     """A range test on the recipe's model and text."""
     corpus = load_corpus(recipe.text, kind=recipe.tokens)
@@ -181,7 +143,7 @@ def show_schedule(console: Console, recipe: Recipe, *, plot: bool) -> None:
     say(console, f"{recipe.schedule}: {_first_line(SCHEDULES[recipe.schedule])}")
     if plot:
         console.print(terminal.schedule_curve(recipe))
-    shown = sorted({0, recipe.warmup - 1, recipe.warmup, recipe.steps // 2, recipe.steps - 1, recipe.steps})
+    shown = sorted({0, recipe.warm_up - 1, recipe.warm_up, recipe.steps // 2, recipe.steps - 1, recipe.steps})
     for step in shown:
         if 0 <= step <= recipe.steps:
             note = "after the end" if step == recipe.steps else f"update {step + 1}"

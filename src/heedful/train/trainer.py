@@ -216,12 +216,15 @@ class Trainer:
         state.best_average = min(state.best_average, state.average)
 
     def _story(self, what: str, rate: float) -> str:
+        recipe = self.recipe
+        longer = min(max(100, 2 * recipe.warm_up), recipe.steps // 2)
+        warm_up = f"a longer warm-up (--warmup {longer}), " if longer > recipe.warm_up else ""
         return (
             f"Training diverged at step {self.state.step}: {what}; the rate was {rate:.2g}.\n"
             f"Nothing of it was saved: {self.folder.last} is from an earlier step, "
             f"{self.folder.best} from step {self.state.best_step}.\n"
-            f"Try a lower rate (--lr {self.recipe.base_rate / 3:.1g}), a longer warm-up "
-            f"(--warmup {max(100, 2 * self.recipe.warmup)}), or look for one: heedful train --find-lr"
+            f"Try a lower rate (--lr {recipe.base_rate / 3:.1g}), {warm_up}"
+            "or look for one: heedful train --find-lr"
         )
 
 
