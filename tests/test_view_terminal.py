@@ -25,7 +25,7 @@ layer 1  B█▸X▅ U▂
 P previous token  N next token  U itself  S first token  B broad  X mixed
 ▁ at one token to █ at all alike  ## continues a word
 
-Layer 1, head 1 gives 0.49 of its weight to the first token, 0.26 to others
+▸ Layer 1, head 1 gives 0.49 of its weight to the first token, 0.26 to others
 within 5 tokens, 0.09 to tokens farther away, 0.07 to other special tokens and
 punctuation. Its entropy is 0.67 of the largest possible.
 On this text its class is X, mixed: nothing that has a class of its own stands
@@ -34,6 +34,7 @@ Chosen from all 6 heads for the most telling link between words that are not
 neighbors: "it" → "cat".
 
 What each token looks at
+Weight at least: ·· 0.01 ░░ 0.09 ▒▒ 0.25 ▓▓ 0.49 ██ 0.81
           0         5         10
  0 [CLS]  ▓▓···················· → [CLS] 0.58
  1 The    ▓▓···················· → [CLS] 0.58
@@ -69,12 +70,12 @@ S first token  B broad  X mixed
 . at one token to @ at all alike
 ## continues a word
 
-Layer 1, head 1 gives 0.49 of its weight
-to the first token, 0.26 to others
-within 5 tokens, 0.09 to tokens farther
-away, 0.07 to other special tokens and
-punctuation. Its entropy is 0.67 of the
-largest possible.
+> Layer 1, head 1 gives 0.49 of its
+weight to the first token, 0.26 to
+others within 5 tokens, 0.09 to tokens
+farther away, 0.07 to other special
+tokens and punctuation. Its entropy is
+0.67 of the largest possible.
 On this text its class is X, mixed:
 nothing that has a class of its own
 stands out.
@@ -83,6 +84,7 @@ the most telling link from this token:
 "tired" -> "cat".
 
 What each token looks at
+. 0.01 : 0.09 + 0.25 # 0.49 @ 0.81
           0    5    10
  0 [CLS]  #.......... -> [CLS] 0.58
  1 The    #.......... -> [CLS] 0.58
@@ -170,6 +172,20 @@ def test_many_heads_are_set_in_blocks():
     ]
 
 
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_a_shade_means_what_the_legend_says(glyphs):
+    for sign, least in glyphs.shades_from():
+        assert glyphs.shade(least + 1e-6) == sign
+        assert least == 0 or glyphs.shade(least - 1e-6) != sign
+
+
+@pytest.mark.parametrize("width", [40, 55, 56, 100])
+def test_the_legend_of_shades_takes_one_line(width):
+    words = "Weight at least: " if width >= 56 else ""
+    lines = drawn(picture_of(reading_of(tokens_of("a", "b"), torch.rand(1, 1, 2, 2).softmax(-1))), width)
+    assert f"\n{words}·· 0.01 ░░ 0.09 ▒▒ 0.25 ▓▓ 0.49 ██ 0.81\n" in lines
+
+
 def test_more_tokens_than_fit_are_told_in_words():
     """60 tokens, each but the first two looking at the token two before it."""
     tokens = tokens_of(*(f"w{i}" for i in range(60)))
@@ -223,7 +239,7 @@ def test_a_sink_that_is_set_aside_is_said_to_be():
     causal = reading_of(tokens_of("a", "cat", "sat"), weights, causal=True)
     lines = drawn(picture_of(causal.without_sink())).splitlines()
     start = lines.index("What each token looks at")
-    assert lines[start + 2 : start + 5] == ["0 a", "1 cat    ██   → cat 1.00", "2 sat    ░░▓▓ → sat 0.75"]
+    assert lines[start + 3 : start + 6] == ["0 a", "1 cat    ██   → cat 1.00", "2 sat    ░░▓▓ → sat 0.75"]
 
 
 def test_single_characters_are_set_as_text():
@@ -292,7 +308,7 @@ def test_strange_tokens_are_shown_as_they_are_or_escaped(glyphs, encoding, at):
     n = len(tokens)
     picture = picture_of(reading_of(tokens, torch.full((1, 1, n, n), 1 / n)))
     lines = [line.plain for line in draw(picture, 120, glyphs, encoding)]
-    start = lines.index("What each token looks at") + 2
+    start = lines.index("What each token looks at") + 3
     assert [line.split()[1] for line in lines[start : start + n]] == [shown[at] for shown in STRANGE.values()]
 
 

@@ -27,7 +27,7 @@ def rows_of_weights(page: Page) -> list[Text]:
         return [Text(heading), *_in_words(page, number, label)]
     cell, words = fits[0]
     ticks = "".join(str(i).ljust(5 * cell) for i in range(0, length, 5))
-    lines = [Text(heading), Text(" " * margin + ticks.rstrip(), style="dim")]
+    lines = [Text(heading), _legend(page, cell), Text(" " * margin + ticks.rstrip(), style="dim")]
     for row, weights in zip(picture.rows, picture.matrix, strict=True):
         line = _margin(page, row.query, number, label)
         for weight in weights:
@@ -39,6 +39,14 @@ def rows_of_weights(page: Page) -> list[Text]:
             )
         lines.append(line)
     return lines
+
+
+def _legend(page: Page, cell: int) -> Text:
+    """The least weight that each shade stands for; without words on a narrow page, where it takes 39 cells."""
+    levels = [(sign * cell, weight) for sign, weight in page.glyphs.shades_from() if weight > 0]
+    line = Text(" ").join(Text(f"{sign} {weight:.2f}", style=shade_of(weight)) for sign, weight in levels)
+    words = Text("Weight at least: ")
+    return words.append_text(line) if words.cell_len + line.cell_len <= page.width else line
 
 
 def _margin(page: Page, token: int, number: int, label: int) -> Text:

@@ -135,14 +135,15 @@ def legend(page: Page) -> list[Text]:
 
 
 def chosen_head(page: Page) -> list[Text]:
-    """The chosen head in words: where it looks, its class, and why this head."""
+    """The chosen head, marked as in the grid, in words: where it looks, its class, and why this head."""
     choice, head = page.picture.choice, page.picture.summary
     (place, share), *others = sorted(page.picture.places.items(), key=lambda item: -item[1])[:4]
     gives = [f"{share:.2f} of its weight to {PLACE_NAMES[place]}"]
     gives += [f"{share:.2f} to {PLACE_NAMES[place]}" for place, share in others if share >= 0.05]
     entropy = f"Its entropy is {head.entropy:.2f} of the largest possible."
     line = Text.assemble(
-        (f"Layer {choice.layer}, head {choice.head}", "bold"), f" gives {', '.join(gives)}. {entropy}"
+        (f"{page.glyphs.chosen} Layer {choice.layer}, head {choice.head}", "bold"),
+        f" gives {', '.join(gives)}. {entropy}",
     )
     return [
         part

@@ -37,6 +37,11 @@ class Glyphs:
         """A shade that grows with the square root of a weight."""
         return _level(self.shades, weight)
 
+    def shades_from(self) -> list[tuple[str, float]]:
+        """Each shade, and the least weight that it stands for."""
+        steps = len(self.shades) - 1
+        return [(sign, (max(level - 0.5, 0) / steps) ** 2) for level, sign in enumerate(self.shades)]
+
     def length(self, weight: float, width: int) -> str:
         """A bar whose length is proportional to a weight; `width` cells for 1."""
         eighths = round(min(max(weight, 0.0), 1.0) * width * 8)
