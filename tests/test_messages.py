@@ -28,6 +28,8 @@ CALLS: dict[str, tuple[tuple, dict[str, Any]]] = {
     "an integer mask with a 2": (QKV, {"mask": torch.full((L, S), 2)}),
     "a padding mask of another batch": (QKV, {"mask": masks.padding(torch.ones(3, S).int())}),
     "a list for a mask": (QKV, {"mask": [1, 2]}),
+    "an argument of torch's": (QKV, {"is_causal": True}),
+    "a sparse query": ((q().to_sparse(), k(), k()), {}),
     "another length of values": ((q(), k(), k(B, H, 6, E)), {}),
     "heads that do not divide": ((q(B, 3, L, E), k(B, 2, S, E), k(B, 2, S, E)), {}),
     "another head size": ((q(), k(B, H, S, 7), k()), {}),
@@ -122,7 +124,20 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
         ValueError,
         "mask does not fit the call (B=2, H=4, L=3, S=5): padding is (3, 5), expected (B, S) = (2, 5).",
     ),
-    "a list for a mask": (TypeError, "mask must be a heedful mask or a bool tensor, got list."),
+    "a list for a mask": (
+        TypeError,
+        "mask must be a heedful mask such as masks.causal(), or a bool tensor, True = may attend, got [1, 2].",
+    ),
+    "an argument of torch's": (
+        TypeError,
+        "scaled_dot_product_attention() has no argument 'is_causal': write mask=heedful.masks.causal(), and "
+        "query_start=0 to count from the first key as torch does.",
+    ),
+    "a sparse query": (
+        TypeError,
+        "query must be a dense tensor, got torch.sparse_coo. Use query.to_dense(), or "
+        "query.to_padded_tensor(0.0) and masks.padding for a nested tensor.",
+    ),
     "another length of values": (
         ValueError,
         "key and value must have the same length: 5 and 6.\n"

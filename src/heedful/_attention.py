@@ -1,7 +1,7 @@
 """Scaled dot-product attention: validate the call, choose a backend, run it. Read this file first."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import backends
 from ._call import check_reductions, make_call
+from ._checks import readable, unknown_arguments
 from ._listeners import listeners
 from ._pytrees import register_namedtuple
 from ._weights import Weights
@@ -42,6 +43,7 @@ def scaled_dot_product_attention(
     edit: Edit | Sequence[Edit] | None = None,
     reduce: Reduction | Sequence[Reduction] = (),
     backend: str = "auto",
+    **unknown: Never,
 ) -> Attention:
     """Attend, and keep the weights to ask.
 
@@ -67,6 +69,7 @@ def scaled_dot_product_attention(
         edit: A function panel -> weights, or several, that change the weights before the values are summed.
         reduce: Questions to answer in the same pass, such as `heedful.Entropy()`; `weights` remembers the answers.
         backend: "auto" for the first backend that takes the call, or a name; a named backend never hands over.
+        unknown: Nothing else is taken; an argument of torch's gets an error that says what to write.
 
     Returns:
         `Attention(output, weights)`: output (..., H, L, Ev) in the dtype of `query`; weights of shape (..., H, L, S).
@@ -87,14 +90,15 @@ def scaled_dot_product_attention(
         >>> output, weights = scaled_dot_product_attention(query, key, value)
         >>> torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 4))
     """
+    if unknown:
+        raise TypeError(f"scaled_dot_product_attention() has no {unknown_arguments(unknown)}")
     reductions = check_reductions(reduce)
     query, key, value = _as_autocast(query, key, value)
     call = make_call(query, key, value, mask, attn_bias, query_start, scale, softcap, sinks, dropout_p, edit)
     present = listeners()
     for listener in present:
         call, reductions = listener.before(call, reductions)
-    unread = torch.compiler.is_compiling() or query.is_meta
-    chosen = Later(backend) if unread else backends.choose(call, backend)
+    chosen = backends.choose(call, backend) if readable(query) else Later(backend)
     output, answers = backends.run(chosen, call, reductions)
     leading = (query.shape[:-2], ()) if query.dim() == 3 else (query.shape[:-3], query.shape[-3:-2])
     weights = Weights(call, chosen, *leading, zip(reductions, answers, strict=True))

@@ -175,6 +175,11 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             )
         if not tensor.dtype.is_floating_point:
             raise TypeError(f"{name} must be floating point, got {tensor.dtype}. Use {name}.float().")
+        if tensor.layout is not torch.strided:
+            raise TypeError(
+                f"{name} must be a dense tensor, got {tensor.layout}. Use {name}.to_dense(), "
+                f"or {name}.to_padded_tensor(0.0) and masks.padding for a nested tensor."
+            )
 
     def fail(error: type[Exception], what: str, remedy: str) -> None:
         raise error(f"{what}\n{show(**named)}\n{remedy}")
@@ -260,7 +265,11 @@ def _mask(
         mask = boolean("mask", mask)
         mask = Dense(_fit("mask", mask, dims, sizes))
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask must be a heedful mask or a bool tensor, got {type(mask).__name__}.")
+        remedy = " Call it to make a mask." if callable(mask) else ""
+        raise TypeError(
+            f"mask must be a heedful mask such as masks.causal(), or a bool tensor, True = may attend, "
+            f"got {describe(mask)}.{remedy}"
+        )
     complaints = mask.misfits(*sizes)
     if complaints:
         B, H, L, S = sizes

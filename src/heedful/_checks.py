@@ -1,7 +1,10 @@
 """Reading what a caller gave: descriptions and conversions."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def describe(value: object) -> str:
@@ -12,8 +15,11 @@ def describe(value: object) -> str:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether the numbers can be read: not while a compiler traces, and not on the meta device."""
-    return not torch.compiler.is_compiling() and not any(tensor.is_meta for tensor in tensors)
+    """Whether there are numbers to read: not while a compiler traces, on the meta device, or in a fake tensor."""
+    for tensor in tensors:
+        if tensor.is_meta or isinstance(tensor, FakeTensor):
+            return False
+    return not torch.compiler.is_compiling()
 
 
 def integers(name: str, value: int | Tensor) -> Tensor:
@@ -54,3 +60,17 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
+OF_TORCH = {
+    "attn_mask": "mask= takes a bool mask, True = may attend, and attn_bias= a float one",
+    "is_causal": "write mask=heedful.masks.causal(), and query_start=0 to count from the first key as torch does",
+    "enable_gqa": "leave it out: key heads are shared wherever there are fewer of them",
+    "need_weights": "leave it out: the weights are always returned, and cost nothing until they are asked",
+}
+
+
+def unknown_arguments(names: Iterable[str]) -> str:
+    """What to say about arguments that are not there, with a hint for those that torch's functions have."""
+    hints = [f"argument {name!r}{f': {OF_TORCH[name]}' if name in OF_TORCH else ''}" for name in names]
+    return "; no ".join(hints) + "."

@@ -12,6 +12,7 @@ from . import _index, backends
 from ._call import Call
 from ._rows import size_of
 from ._torch import TensorLike
+from ._unchanged import Unchanged
 from .reductions import (
     ByKey,
     DistanceProfile,
@@ -60,7 +61,7 @@ class Weights(TensorLike):
         self._batch_shape, self._head_shape = tuple(batch_shape), tuple(head_shape)
         self._remembered = list(answers)
         self._grad = torch.is_grad_enabled() if grad is None else grad
-        self._versions = _versions(call)
+        self._unchanged = Unchanged(call)
 
     @property
     def shape(self) -> torch.Size:
@@ -99,9 +100,10 @@ class Weights(TensorLike):
         What was asked before is remembered and costs nothing. Cost: one pass over the panels, O(N) memory unless an
         answer is larger.
         """
-        for reduction in reductions:
-            if not isinstance(reduction, Reduction):
-                raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {reduction!r}.")
+        wrong = [each for each in reductions if not isinstance(each, Reduction)]
+        if wrong or not reductions:
+            given = ", ".join(map(repr, wrong)) or "none"
+            raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {given}.")
         missing = tuple(dict.fromkeys(each for each in reductions if each not in self._answers))
         found = dict(zip(missing, self._compute(self._call, missing), strict=True))
         if torch.is_grad_enabled() or not self._grad:
@@ -279,7 +281,7 @@ class Weights(TensorLike):
         heads = choices[batch] if self._head_shape else slice(0, 1)
         items = _index.flattened(choices[:batch], self._batch_shape, self.device)
         call = self._call.select(items, heads, choices[-2])
-        self._check_unchanged()
+        self._unchanged.check(self._call, value_too=False)
         head_shape = call.query.shape[1:2] if self._head_shape else ()
         return Weights(call, self._backend, tuple(map(size_of, choices[:batch])), head_shape, grad=self._grad)
 
@@ -312,18 +314,10 @@ class Weights(TensorLike):
         return self._run(call, reductions, need_output=False).answers if reductions else ()
 
     def _run(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool) -> backends.Result:
-        self._check_unchanged(any(reduction.reads_value for reduction in reductions))
+        value_too = any(reduction.reads_value for reduction in reductions)
+        self._unchanged.check(self._call, value_too)
         with torch.set_grad_enabled(self._grad and torch.is_grad_enabled()):
             return backends.run(backends.able(self._backend, call), call, reductions, need_output)
-
-    def _check_unchanged(self, value_too: bool = False) -> None:
-        now = _versions(self._call)
-        for name, then, count in zip(("query", "key", "value"), self._versions, now, strict=True):
-            if then != count and None not in (then, count) and (name != "value" or value_too):
-                raise RuntimeError(
-                    f"{name} was changed in place after the call, so its weights can no longer be computed. "
-                    "Ask before changing it, take the answer in the call with reduce=, or pass a clone."
-                )
 
     def _shaped(self, answer: Any) -> Any:
         """An answer (B, H or G, ...) with the leading sizes that the caller knows."""
@@ -345,7 +339,7 @@ class Weights(TensorLike):
         if isinstance(operand, Tensor) and operand.dim() == len(self.shape):
             shape = operand.shape if self._head_shape else (*operand.shape[:-2], 1, *operand.shape[-2:])
             if tuple(shape[:-3]) == self._batch_shape and shape[-3] in heads and shape[-2] == size:
-                return operand.to(self.dtype).reshape(-1, *shape[-3:])
+                return operand.to(self.dtype).reshape(self._call.query.shape[0], *shape[-3:])
         lead = ", ".join(map(str, self._batch_shape)) + (
             f", {' or '.join(map(str, sorted(heads)))}" * bool(self._head_shape)
         )
@@ -383,17 +377,9 @@ class TransposedWeights(TensorLike):
         """
         H, L = self.mT._call.query.shape[1:3]
         operand = self.mT._operand(y, "weights.mT @ y", "L", L)
-        operand = operand.repeat_interleave(H // operand.shape[1], 1)
+        operand = operand.repeat_interleave(H // max(operand.shape[1], 1), 1)
         (answer,) = self.mT._compute(self.mT._call, (TransposedProduct(operand),))
         return self.mT._shaped(answer.squeeze(-1) if y.dim() == 1 else answer).to(y.dtype)
-
-
-def _versions(call: Call) -> list[int | None]:
-    """Counts of the changes in place of query, key and value; None where that is not counted."""
-    if torch.compiler.is_compiling():
-        return [None] * 3
-    tensors = (call.query, call.key, call.value)
-    return [x._version if isinstance(x, Tensor) and not x.is_inference() else None for x in tensors]
 
 
 def _restore(call: Call, backend: str, *parts: Any) -> Weights:

@@ -20,7 +20,7 @@ LAYERS = [
     ["nn"],
     ["_attention", "_listeners"],
     ["_pytrees"],
-    ["_weights", "_torch"],
+    ["_weights", "_torch", "_unchanged"],
     ["backends"],
     ["_call"],
     ["masks", "positions", "reductions", "edits"],

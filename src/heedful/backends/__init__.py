@@ -10,6 +10,7 @@ A backend never imports another; what it leaves, it leaves to `plain`. It is cho
 so asking cannot change the answer.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -20,8 +21,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._call import Call
+from .._checks import readable
 from ..masks import Dense
-from ..reductions import Reduction
+from ..reductions import ByKey, Full, QueryRows, Reduction
 
 ORDER = ("native", "panels")
 NAMES = (*ORDER, "reference")
@@ -78,25 +80,45 @@ def able(backend: Backend, call: Call) -> Backend:
 
 def plain(call: Call, reductions: tuple[Reduction, ...], need_output: bool = False) -> Result:
     """What the backend that knows everything answers, and records for gradients."""
-    return load("panels").run(call, reductions, need_output)
+    return run(load("panels"), call, reductions, need_output)
 
 
 def run(
     backend: Backend, call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True
 ) -> Result:
     """Run a call on a backend. Backends may rely on S >= 1 and on autocast being off."""
-    if torch.compiler.is_compiling() or call.query.is_meta:
+    if not readable(call.query):
         return backend.run(call, reductions, need_output)
-    device = call.query.device.type
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
+    if torch.is_autocast_enabled(call.query.device.type):
+        with without_autocast(call):
             return run(backend, call, reductions, need_output)
-    if call.key.shape[2]:
-        return backend.run(call, reductions, need_output)
-    # Nothing to look at: one key that nobody sees.
+    if not call.key.shape[2]:
+        return _run_without_keys(backend, call, reductions, need_output)
+    return backend.run(call, reductions, need_output)
+
+
+def without_autocast(call: Call) -> AbstractContextManager[Any]:
+    """Operations in the dtype of their tensors, forward and backward: the call has chosen its dtype."""
+    device = call.query.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def _run_without_keys(
+    backend: Backend, call: Call, reductions: tuple[Reduction, ...], need_output: bool
+) -> Result:
+    """Nothing to look at: as if there were one key that nobody sees."""
     nobody = Dense(torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))
     key, value = (pad(x, (0, 0, 0, 1)) for x in (call.key, call.value))
     call = replace(call, key=key, value=value, rows=replace(call.rows, num_keys=1), mask=nobody, bias=())
-    output, answers = backend.run(call, reductions, need_output)
-    per_key = (reduction.place == "keys" for reduction in reductions)
-    return Result(output, tuple(x[:, :, :0] if cut else x for x, cut in zip(answers, per_key, strict=True)))
+    asked = tuple(
+        replace(each, groups=pad(each.groups, (0, 1), value=-1)) if isinstance(each, ByKey) else each
+        for each in reductions
+    )
+    output, answers = backend.run(call, asked, need_output)
+
+    def cut(reduction: Reduction, answer: Any) -> Any:
+        if isinstance(reduction, Full | QueryRows):
+            return answer[..., :0]
+        return answer[:, :, :0] if reduction.place == "keys" else answer
+
+    return Result(output, tuple(map(cut, reductions, answers)))

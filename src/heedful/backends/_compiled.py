@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from .. import backends
 from .._call import Call, as_start
+from .._checks import readable
 from ..reductions import Reduction, TopK, TopKResult
 from ._shapes import shapes
 from ._travel import Luggage, Unpacked
@@ -52,7 +53,7 @@ class Later:
         self, call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True
     ) -> backends.Result:
         """Run the call as one operator while its numbers cannot be read, at once otherwise."""
-        if not (torch.compiler.is_compiling() or call.query.is_meta):
+        if readable(call.query):
             if self.requested == "auto":
                 chosen = backends.choose(call, "auto")
             else:
@@ -61,13 +62,14 @@ class Later:
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             raise NotImplementedError(TRANSFORMED)
         luggage = Luggage()
-        text = luggage.pack((call, reductions, need_output, self.requested))
+        asked = tuple(dict.fromkeys(reductions))  # an operator may not return one tensor twice
+        text = luggage.pack((call, asked, need_output, self.requested))
         found = iter(attend(luggage.tensors, luggage.integers, luggage.floats, text))
         output = next(found) if need_output else None
-        answers = []
-        for each in reductions:
-            answers.append(TopKResult(next(found), next(found)) if isinstance(each, TopK) else next(found))
-        return backends.Result(output, tuple(answers))
+        answers: dict[Reduction, Any] = {}
+        for each in asked:
+            answers[each] = TopKResult(next(found), next(found)) if isinstance(each, TopK) else next(found)
+        return backends.Result(output, tuple(answers[each] for each in reductions))
 
 
 @torch.library.custom_op("heedful::attend", mutates_args=())

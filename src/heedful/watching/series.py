@@ -96,7 +96,7 @@ def _begins(earlier: Weights, later: Call, needed: int) -> bool:
         if not alike or not torch.equal(old[:, :, :needed], new[:, :, :needed]):
             return False
     try:
-        earlier._check_unchanged(value_too=True)
+        earlier._unchanged.check(earlier._call, value_too=True)
     except RuntimeError:
         return False
     return True

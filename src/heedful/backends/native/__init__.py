@@ -4,10 +4,13 @@ It takes float32, bfloat16 and float16 on the CPU. It is compiled when heedful i
 present; without it nothing is missing but speed.
 """
 
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from ..._call import Call
 from ...reductions import Reduction
@@ -19,6 +22,7 @@ from ._questions import Plan, known
 from ._run import Wanted
 
 NAME = "native"
+PLAIN = {Tensor, Parameter}
 
 __all__ = ["NAME", "Info", "info", "refusals", "run"]
 
@@ -41,12 +45,19 @@ def refusals(call: Call) -> list[str]:
         found.append("torch.func and forward mode must see plain operations")
     if torch.compiler.is_compiling():
         found.append("a compiler must see plain operations")
+    tensors = call.tensors if call.mask is None else (*call.tensors, *call.mask.tensors)
+    if torch._C._len_torch_dispatch_stack() or any(map(_handles_operations, set(map(type, tensors)) - PLAIN)):
+        found.append("a dispatch mode or a class of tensors that handles operations must see plain ones")
     return found
+
+
+def _handles_operations(kind: Any) -> bool:
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__  # pyright: ignore
 
 
 def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = True) -> Result:
     """The output from the kernel, with the answers it knows; others by a second pass."""
-    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in call.tensors)
+    recorded = torch.is_grad_enabled() and any(map(attrgetter("requires_grad"), call.tensors))
     if not reductions:
         return Result(attend(call, Wanted(), recorded)["output"] if need_output else None, ())
     others = tuple(each for each in reductions if not known(each, recorded))

@@ -1,10 +1,13 @@
 """A call as the kernel reads it."""
 
+import torch
 from torch import Tensor
 
 from ..._call import Call
-from ._library import NativeCall, array
+from ._library import NativeCall, array, in_memory
 from ._visible import Visible
+
+TINY = torch.finfo(torch.float32).tiny  # 0 would be no cap
 
 
 def describe(call: Call, visible: Visible, distances: bool = False) -> tuple[NativeCall, list[Tensor]]:
@@ -18,8 +21,8 @@ def describe(call: Call, visible: Visible, distances: bool = False) -> tuple[Nat
     B, H, L, E = call.query.shape
     native = NativeCall(batch=B, heads=H, kv_heads=call.key.shape[1], queries=L, width=E)
     native.keys, native.value_width = call.value.shape[2:]
-    native.scale, native.softcap = call.scale, call.softcap or 0
-    keep = [call.query.detach(), call.key.detach(), call.value.detach()]
+    native.scale, native.softcap = call.scale, max(call.softcap, TINY) if call.softcap else 0
+    keep = [in_memory(x) for x in (call.query, call.key, call.value)]
     native.query, native.key, native.value = map(array, keep)
     if visible.mask is not None:
         native.mask = array(visible.mask)
@@ -30,7 +33,7 @@ def describe(call: Call, visible: Visible, distances: bool = False) -> tuple[Nat
         positions = call.rows.positions
         positions = (positions.flatten(1) if positions.dim() == 4 else positions[None, :, 0]).contiguous()
         native.position_stride = 0 if len(positions) == 1 else L
-    sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
+    sinks = None if call.sinks is None else in_memory(call.sinks).float().contiguous()
     pointers = {
         "slopes": visible.slopes,
         "positions": positions,

@@ -70,7 +70,8 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        asked = {name: grad for name, grad in zip(ctx.names, grads, strict=True) if grad is not None}
+        given = zip(ctx.names, grads, strict=True)
+        asked = {name: grad.resolve_neg() for name, grad in given if grad is not None}
         needed = ctx.needs_input_grad[4:]
         if not asked:
             return None, None, None, None, *(None for _ in needed)

@@ -76,6 +76,12 @@ class NativeGradient(Structure):
     )
 
 
+def in_memory(x: Tensor) -> Tensor:
+    """The tensor with its numbers as they lie in memory: some of torch's are negative only by a flag, or 0 by one."""
+    x = x.detach().resolve_neg()
+    return x.clone() if x._is_zerotensor() else x
+
+
 def array(tensor: Tensor) -> Array:
     """A (B, H, L, ...) tensor as the kernel sees it; broadcast dimensions have stride 0."""
     shape, (batch, head, row, column) = tensor.shape, tensor.stride()

@@ -45,7 +45,6 @@ MADE_OF: dict[type, tuple[str, ...]] = {
     ByKey: ("carried_sum",),
     KeyColumns: ("carried_sum",),
     QueryRows: ("rows",),
-    TransposedProduct: ("transposed",),
 }
 LARGEST_MAP = 2**16  # elements: every thread keeps one of its own
 
@@ -60,6 +59,9 @@ def names(reduction: Reduction) -> tuple[str, ...] | None:
         case Pooled():
             fits = reduction.rows * reduction.cols <= LARGEST_MAP
             return ({"mass": "map_sum", "max": "map_max"}[reduction.how],) if fits else None
+        case TransposedProduct():
+            # The gradient of what it is multiplied with is left to the panels.
+            return None if torch.is_grad_enabled() and reduction.y.requires_grad else ("transposed",)
     return MADE_OF.get(type(reduction))
 
 
@@ -192,7 +194,7 @@ def _norms(call: Call) -> Tensor:
 
 def _transposed(call: Call, y: Tensor) -> Tensor:
     """weights.mT @ y, which is how a gradient reaches the values."""
-    per_group = call.query.shape[1] // call.key.shape[1]
+    per_group = call.query.shape[1] // max(call.key.shape[1], 1)
     key = call.key.repeat_interleave(per_group, 1)
     value = y.new_empty(1).expand(*key.shape[:3], y.shape[-1])
     call = replace(call, key=key, value=value)

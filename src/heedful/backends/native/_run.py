@@ -156,7 +156,7 @@ def backward(
     if len(parts) == 1:
         return parts[0]
     return {
-        name: torch.stack([part[name].float() for part in parts]).sum(0).to(call.key.dtype)
+        name: torch.stack([part[name].float() for part in parts]).sum(0).to(parts[0][name].dtype)
         if name in ("key", "value")
         else torch.cat([part[name] for part in parts], 2)
         for name in parts[0]
@@ -177,7 +177,8 @@ def _backward(
     if "output" in grads:
         gradient.output = array(grads["output"])
     plain = {"row": call.query.shape[:3], "logits": (*call.query.shape[:3], call.key.shape[2])}
-    found = {name: torch.empty_like(getattr(call, name)) for name in wanted if name not in plain}
+    empty = torch.empty_like if call.query.shape[1] else torch.zeros_like  # without heads nothing is written
+    found = {name: empty(getattr(call, name)) for name in wanted if name not in plain}
     for name, tensor in found.items():
         setattr(gradient, name, array(tensor))
     for name in plain.keys() & wanted:

@@ -14,7 +14,7 @@ from ..._call import Call, TensorBias
 from ..._rows import Rows
 from ...masks import Dense
 from ...positions import Alibi
-from ._library import DTYPES
+from ._library import DTYPES, in_memory
 from ._ranges import Ranges, split
 
 ELEMENTS = 2**23
@@ -78,8 +78,8 @@ class Restrictions:
         if self.rest is not None:
             limits = self._reach(rows) if limits is None else limits & self._reach(rows)
         return Visible(
-            None if limits is None else limits.first.int().contiguous(),
-            None if limits is None else limits.last.int().contiguous(),
+            None if limits is None else limits.first.clamp(0, rows.num_keys).int().contiguous(),
+            None if limits is None else limits.last.clamp(0, rows.num_keys).int().contiguous(),
             None if mask is None else mask.expand(*rows.shape, rows.num_keys),
             self._bias(rows),
             None if self.alibi is None else self.alibi.slopes()[rows.heads].contiguous(),
@@ -119,9 +119,12 @@ class Restrictions:
 
     def _bias(self, rows: Rows) -> Tensor | None:
         keys = range(rows.num_keys)
-        blocks = [term.bias(rows, keys).detach() for term in self.terms]
+        blocks = [in_memory(term.bias(rows, keys)) for term in self.terms]
         if not blocks:
             return None
-        if len(blocks) > 1 or blocks[0].dtype not in DTYPES:
-            blocks = [reduce(torch.add, (block.float() for block in blocks))]
-        return blocks[0].expand(*rows.shape, rows.num_keys)
+        bias = blocks[0]
+        if len(blocks) > 1 or bias.dtype not in DTYPES:
+            bias = reduce(torch.add, (block.float() for block in blocks))
+        for block in blocks if len(blocks) > 1 else ():
+            bias = bias.masked_fill(block == -torch.inf, -torch.inf)  # it forbids, whatever the others say
+        return bias.expand(*rows.shape, rows.num_keys)

@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..._call import Call
 from ...reductions import Reduction
-from .. import Result
+from .. import Result, without_autocast
 from .._travel import Parcel, take_apart
 from . import functional
 from .fold import fold
@@ -104,12 +104,13 @@ class Fold(torch.autograd.Function):
         needed = ctx.needs_input_grad[2:]
         parts, tensors = ctx.parcel.reopen(ctx.saved_tensors[: len(needed)])
         job = Job(*parts)
-        if torch.is_grad_enabled():
-            found = _recorded_gradient(job, grads)
-        else:
-            job.spec = ctx.spec
-            results = list(ctx.saved_tensors[len(needed) :])
-            found = dict(zip(map(id, job.tensors), gradient(job, results, grads), strict=True))
+        with without_autocast(job.call):
+            if torch.is_grad_enabled():
+                found = _recorded_gradient(job, grads)
+            else:
+                job.spec = ctx.spec
+                results = list(ctx.saved_tensors[len(needed) :])
+                found = dict(zip(map(id, job.tensors), gradient(job, results, grads), strict=True))
         return None, None, *(found.get(id(x)) for x in tensors)
 
 

@@ -66,8 +66,8 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
     logits = logits.view(*part.rows.shape, key.shape[2])
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
-    for term in call.bias:
-        logits = add_bias(logits, [term.bias(part.rows, span).to(call.dtype) for span in part.spans], buffers)
+    if call.bias:
+        logits = add_biases(logits, call, part, buffers)
     logits = fill_masked(logits, part, -torch.inf, buffers)
 
     nobody = None
@@ -114,13 +114,18 @@ def denominator(logits: Tensor, weights: Tensor, nobody: Tensor | None, buffered
     return logsumexp if nobody is None else logsumexp.masked_fill(nobody.squeeze(-1), -torch.inf)
 
 
-def add_bias(logits: Tensor, columns: list[Tensor], buffers: Buffers) -> Tensor:
-    """Scores plus bias, in which -inf forbids whatever the score is, NaN too."""
-    bias = torch.cat(columns, -1) if len(columns) > 1 else columns[0]
-    forbidden = bias == -torch.inf
+def add_biases(logits: Tensor, call: Call, part: Part, buffers: Buffers) -> Tensor:
+    """Scores plus biases, in which -inf forbids whatever the score or another bias is, NaN too."""
+    forbidden = None
+    for term in call.bias:
+        bias = torch.cat([term.bias(part.rows, span).to(call.dtype) for span in part.spans], -1)
+        logits = logits + bias
+        hidden = bias == -torch.inf
+        forbidden = hidden if forbidden is None else forbidden | hidden
+    assert forbidden is not None
     if buffers.on and not bool(forbidden.any()):
-        return logits + bias
-    return (logits + bias).masked_fill(forbidden, -torch.inf)
+        return logits
+    return logits.masked_fill(forbidden, -torch.inf)
 
 
 def fill_masked(x: Tensor, part: Part, number: float, buffers: Buffers) -> Tensor:

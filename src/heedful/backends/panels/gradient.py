@@ -56,7 +56,8 @@ def _gradient(
     sums = Sums(job.tensors, call.dtype)
     buffers = Buffers(True, call.dtype, call.query.device)
     for part in plan(call):
-        panel = attend(call, part, buffers, careful, bool(asked or call.edits or call.sinks is not None))
+        finished = bool(asked or call.edits or call.sinks is not None or careful)
+        panel = attend(call, part, buffers, careful, finished)
         query, key, value = scaled_query(call, part), part.of_keys(call.key), panel.value
         if careful:
             query, key, value = map(_exact.finite, (query, key, value))
@@ -80,6 +81,8 @@ def _gradient(
         scores_grad = _through_softmax(
             call, part, panel, weights_grad, logits_grad, logsumexp_grad, sums, buffers
         )
+        if careful:  # a row that sees a NaN has one everywhere
+            scores_grad = scores_grad.masked_fill(panel.logits == torch.finfo(call.dtype).min, 0)
         _to_bias(call, part, scores_grad, sums)
         scores_grad = grouped(scores_grad, part)
         if call.softcap is not None:

@@ -1,0 +1,41 @@
+"""Whether the tensors of a call are still what they were when it was made."""
+
+import torch
+from torch import Tensor
+
+from ._call import Call
+
+
+class Unchanged:
+    """Remembers how often the tensors of a call had been changed in place."""
+
+    def __init__(self, call: Call):
+        self._then = _counts(call)
+
+    def check(self, call: Call, value_too: bool) -> None:
+        """Raise RuntimeError if one of them was changed since."""
+        now = _counts(call)
+        for (name, _), then, count in zip(_named(call), self._then, now, strict=True):
+            if then != count and None not in (then, count) and (name != "value" or value_too):
+                raise RuntimeError(
+                    f"{name} was changed in place after the call, so its weights can no longer be computed. "
+                    "Ask before changing it, take the answer in the call with reduce=, or pass a clone."
+                )
+
+
+def _counts(call: Call) -> list[int | None]:
+    """Changes in place so far; None where they are not counted."""
+    named = _named(call)
+    if torch.compiler.is_compiling():
+        return [None] * len(named)
+    return [x._version if isinstance(x, Tensor) and not x.is_inference() else None for _, x in named]
+
+
+def _named(call: Call) -> list[tuple[str, Tensor]]:
+    """The tensors that the weights are made of."""
+    named = [("query", call.query), ("key", call.key), ("value", call.value)]
+    if call.sinks is not None:
+        named.append(("sinks", call.sinks))
+    if call.mask is not None:
+        named += [("mask", x) for x in call.mask.tensors]
+    return named + [("attn_bias", x) for term in call.bias for x in getattr(term, "tensors", ())]

@@ -1,0 +1,167 @@
+"""Sizes of none, numbers at the edge of what floats and integers hold, and NaN where somebody sees it."""
+
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+import heedful
+from cases import attend, every_backend
+from heedful import masks, scaled_dot_product_attention
+from heedful.reductions import TransposedProduct
+
+B, H, L, S, E = 2, 4, 6, 9, 8
+
+
+def inputs(L: int = L, S: int = S, dtype: torch.dtype = torch.float32, **options) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(B, H, n, E).to(dtype).requires_grad_(**options) for n in (L, S, S)]
+
+
+@every_backend
+@pytest.mark.parametrize("transposed", [False, True])
+def test_no_queries(backend: str, transposed: bool) -> None:
+    query, key, value = (x.detach() for x in inputs(L=0))
+    value = value.mT.contiguous().mT if transposed else value
+    output, weights = attend(query, key, value, backend=backend, reduce=heedful.Received())
+    assert output.shape == (B, H, 0, E)
+    assert torch.equal(weights.received(), torch.zeros(B, H, S))
+    assert weights.pooled(2, 3).shape == (B, H, 2, 3)
+
+
+@every_backend
+def test_no_keys(backend: str) -> None:
+    query, key, value = inputs(S=0)
+    _, weights = attend(query, key, value, backend=backend)
+    assert weights.full().shape == weights[..., :, :].shape == (B, H, L, 0)
+    assert weights[:, :, 2].shape == (B, H, 0)
+    assert weights.by_key(torch.zeros(0, dtype=torch.long)).shape == (B, H, L, 0)
+    assert torch.equal(weights @ torch.zeros(B, H, 0, 3), torch.zeros(B, H, L, 3))
+    assert (weights.mT @ torch.zeros(B, H, L, 3)).shape == (B, H, 0, 3)
+
+
+@every_backend
+def test_no_heads(backend: str) -> None:
+    query = torch.zeros(B, 0, L, E)
+    key, value = (torch.randn(B, 2, S, E, requires_grad=True) for _ in range(2))
+    output, weights = attend(query, key, value, backend=backend)
+    assert (weights.mT @ torch.zeros(B, 0, L, 3)).shape == (B, 0, S, 3)
+    for grad in torch.autograd.grad(output.sum(), (key, value)):
+        assert torch.equal(grad, torch.zeros(B, 2, S, E))
+
+
+FAR = {
+    "everything": (masks.window(sys.maxsize), masks.causal(), None),
+    "beyond 32 bits": (masks.window(2**32), masks.causal(), None),
+    "ahead": (masks.window(1, 2**31), masks.window(1, S), None),
+    "both": (masks.window(None, 2**40), None, None),
+    "far behind": (masks.causal(), masks.dense(torch.zeros(L, S, dtype=torch.bool)), -(2**33)),
+    "far ahead": (masks.causal(), None, 2**33),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("name", FAR)
+def test_distances_beyond_32_bits(name: str, backend: str) -> None:
+    far, near, start = FAR[name]
+    found = attend(*inputs(), far, query_start=start, backend=backend).output
+    torch.testing.assert_close(found, attend(*inputs(), near, backend=backend).output)
+
+
+@every_backend
+@pytest.mark.parametrize("start", [-(2**31) - 5, 2**31 + 5])
+def test_positions_beyond_32_bits(start: int, backend: str) -> None:
+    output, weights = attend(*inputs(), attn_bias=heedful.Alibi(H), query_start=start, backend=backend)
+    true = attend(
+        *(x.double() for x in inputs()), attn_bias=heedful.Alibi(H), query_start=start, backend="reference"
+    )
+    assert torch.isfinite(output).all()
+    # The slopes are taken of distances that float32 rounds to multiples of 256.
+    assert (weights.mean_distance().double() / true.weights.mean_distance() - 1).abs().max() < 1e-6
+
+
+@every_backend
+@pytest.mark.parametrize("L", [1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_whose_sum_overflows_before_it_is_divided(dtype: torch.dtype, L: int, backend: str) -> None:
+    query, key = torch.zeros(B, H, L, E, dtype=dtype), torch.zeros(B, H, 1000, E, dtype=dtype)
+    value = torch.full((B, H, 1000, 3), 1e36, dtype=dtype)
+    value[:, 1:] = 2
+    output = attend(query, key, value, backend=backend).output
+    torch.testing.assert_close(output, value[:, :, :1].expand_as(output), rtol=1e-4, atol=0)
+
+
+@every_backend
+def test_minus_infinity_forbids_whatever_another_bias_says(backend: str) -> None:
+    forbids, tempts = torch.zeros(L, S), torch.zeros(L, S)
+    forbids[:, 3], tempts[:, 3] = -torch.inf, torch.inf
+    output = attend(*inputs(), attn_bias=(forbids, tempts), backend=backend).output
+    assert torch.equal(output, attend(*inputs(), attn_bias=forbids, backend=backend).output)
+
+
+@every_backend
+def test_a_tiny_softcap_is_a_cap(backend: str) -> None:
+    weights = attend(*inputs(), softcap=1e-50, backend=backend).weights
+    torch.testing.assert_close(weights.full(), torch.full((B, H, L, S), 1 / S))
+
+
+@every_backend
+def test_a_nan_that_some_see_leaves_the_gradient_of_other_keys_alone(backend: str) -> None:
+    query, key, value = (x.detach() for x in inputs())
+    keep = torch.ones(L, S, dtype=torch.bool)
+    keep[-1, 2] = False  # the last query sees the NaN, and not key 2
+    keep[:-1, 4] = False
+    clean = key.clone().requires_grad_()
+    output = attend(query[:, :, :-1], clean, value, keep[:-1], backend=backend).output
+    (expected,) = torch.autograd.grad(output.sum(), clean)
+    key[:, :, 4] = torch.nan
+    key.requires_grad_()
+    (grad,) = torch.autograd.grad(attend(query, key, value, keep, backend=backend).output.sum(), key)
+    torch.testing.assert_close(grad[:, :, 2], expected[:, :, 2])
+    assert grad[:, :, 3].isnan().all()
+
+
+@every_backend
+def test_autocast_does_not_reach_the_gradient(backend: str) -> None:
+    tensors = inputs()
+    expected = torch.autograd.grad(attend(*tensors, backend=backend).output.square().sum(), tensors)
+    output = attend(*tensors, backend=backend).output.square().sum()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.autograd.grad(output, tensors, create_graph=True)
+    if backend != "reference":  # which is made of torch's operations, and their gradients are torch's
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@every_backend
+def test_a_product_with_the_transpose_has_the_gradient_of_what_it_is_multiplied_with(backend: str) -> None:
+    query, key, value = (x.detach() for x in inputs())
+    y = torch.randn(B, H, L, 3, requires_grad=True)
+    weights = attend(query, key, value, backend=backend).weights
+    (grad,) = torch.autograd.grad((weights.mT @ y).sum(), y)
+    torch.testing.assert_close(grad, torch.ones(B, H, L, 3))
+
+
+def test_a_product_in_several_steps_is_not_rounded_to_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = pytest.importorskip("heedful.backends.native._visible")
+    query, key, value = (x.detach() for x in inputs(L=70, S=90, dtype=torch.bfloat16))
+    bias, y = heedful.RelativeBias(H), torch.randn(B, H, 70, 3)
+    monkeypatch.setattr(native, "ELEMENTS", 4 * 90 * H)
+    weights = scaled_dot_product_attention(query, key, value, attn_bias=bias).weights
+    wide = [x.float() for x in (query, key, value)]
+    expected = scaled_dot_product_attention(*wide, attn_bias=bias, backend="reference").weights.full().mT @ y
+    torch.testing.assert_close(weights.reduce(TransposedProduct(y))[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_one_question_twice_in_a_compiled_call() -> None:
+    def twice(*tensors: Tensor) -> tuple[Tensor, ...]:
+        asked = (heedful.Entropy(), heedful.TopK(2), heedful.Entropy())
+        weights = scaled_dot_product_attention(*tensors, reduce=asked).weights
+        return weights.entropy(), weights.topk(2).values
+
+    tensors = [x.detach() for x in inputs()]
+    for a, b in zip(
+        torch.compile(twice, backend="aot_eager", fullgraph=True)(*tensors), twice(*tensors), strict=True
+    ):
+        torch.testing.assert_close(a, b)
