@@ -274,7 +274,7 @@ def mask(
     rules = [
         rule
         for rule in (_rule(function, kv_offset, batch_size), _padding(attention_mask, kv_offset, kv_length))
-        if rule
+        if rule is not None
     ]
     if not rules:
         return None
