@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 from torch.nn import functional
 
-from heedful.checking.claims import layout_of, polarity, read
+from heedful.checking.claims import another_kind, layout_of, polarity, read
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,21 @@ def test_a_function_with_a_mask_is_not_causal_by_its_name() -> None:
 
     assert read(causal_attention, {"mask": "mask"}).causal is None
     assert read(causal_attention, {}).causal == ("causal", "the name causal_attention")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("linear_attn", "", "linear attention"),
+        ("LinearAttention", "", "linear attention"),
+        ("attention", "Sigmoid attention.", "sigmoid attention"),
+        ("attention", "Attention with an elu + 1 feature map.", "linear attention"),
+        ("attention", "Unlike linear attention, this is quadratic.", None),
+        ("attention", "A linear layer, then attention.", None),
+        ("cosine_similarity", "", None),
+        ("multi_head_attention", "Normalizes its input.", None),
+    ],
+)
+def test_another_kind_of_attention(name: str, text: str, what: str | None) -> None:
+    claim = another_kind(name, [("its docstring", text)])
+    assert (claim and claim.what) == what

@@ -71,6 +71,19 @@ class Turn:
 
 
 turn = Turn()
+
+
+class Narrow(torch.nn.Module):
+    def __init__(self, d_model, n_heads, taps=2):
+        super().__init__()
+        self.n_heads, self.taps = n_heads, taps
+        self.qkv = torch.nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x, flag=True):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.taps != 1:
+            raise RuntimeError("taps and heads differ")
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 """
 
 
@@ -81,6 +94,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "broken.py").write_text("def f(:\n    pass\n")
     (path / "ends.py").write_text("import sys\nsys.exit(2)\n")
     (path / "needs.py").write_text("import no_such_module_anywhere\n")
+    (path / "notes.txt").write_text("not code\n")
+    many = "".join(f"def helper{i}(x):\n    return x\n\n\n" for i in range(26))
+    (path / "many.py").write_text(many)
     (path / "fails.py").write_text("import torch\n\nx = torch.zeros(2) + torch.zeros(3)\n")
     return path
 
@@ -132,6 +148,22 @@ EXPLAINED = {
         "model.py:turn can't be called: it is of type Turn. One of its methods can be: add a dot and its name (rotate)."
     ),
     "model.py:attn": "{folder}/model.py has no name 'attn'. It has: attention.",
+    "model.py:zzzzzz": (
+        "{folder}/model.py has no name 'zzzzzz'. It has: attention, loops, leaves, exits, crashes, shouts, "
+        "wants_a_gpu, raises, Turn, Narrow."
+    ),
+    "many.py:f": (
+        "{folder}/many.py has no name 'f'. It has: "
+        + ", ".join(f"helper{i}" for i in range(20))
+        + ", and 6 more."
+    ),
+    "notes.txt:f": "{folder}/notes.txt is not a Python file: its name doesn't end in .py.",
+    "model.py:Narrow": (
+        "every way of calling it that I know failed. The first one, with inputs of shape (batch, length, 24), gave:\n"
+        "RuntimeError: taps and heads differ\nValues for other parameters can be given with --set NAME=VALUE.\n"
+        "It was built as Narrow(d_model=24, n_heads=3). --set NAME=VALUE reaches these arguments, too; or check an "
+        "instance: FILE.py:NAME of an object works."
+    ),
     "nothing.py:f": "there is no file {folder}/nothing.py.",
     "broken.py:f": "{folder}/broken.py has a syntax error on line 1: invalid syntax\n    def f(:",
     "ends.py:f": (
@@ -168,6 +200,23 @@ def test_a_paragraph_says_what_to_do(folder: Path, spec: str) -> None:
     assert explanation(folder, spec) == EXPLAINED[spec].format(folder=folder)
 
 
+def test_a_setting_reaches_the_constructor_or_the_call(folder: Path) -> None:
+    target = load(f"{folder}/model.py:Narrow")
+    found = examine(target, Options(settings={"taps": 1, "flag": False}))
+    assert (found.verdict, found.mistakes, found.properties) == ("right", (), ()), str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("attention", "q, k, v, mask"), ("Narrow", "d_model, n_heads, taps, x, flag")]
+)
+def test_a_setting_that_no_parameter_takes(folder: Path, name: str, known: str) -> None:
+    found = examine(load(f"{folder}/model.py:{name}"), Options(settings={"nonsense": 3}))
+    assert (found.verdict, found.explanation) == (
+        "could not tell",
+        f"{name} has no parameter 'nonsense' to set. It has: {known}.",
+    )
+
+
 def test_a_gpu_is_wanted_and_not_there(folder: Path) -> None:
     assert explanation(folder, "model.py:wants_a_gpu").endswith(
         "It wants a GPU, and none can be used here. Let the device follow the inputs (query.device), and the check can "
@@ -200,11 +249,31 @@ def test_the_command_prints_json_and_gives_an_exit_status(folder: Path) -> None:
     assert "mask True = may attend" in found["conventions"]
 
 
+def test_the_command_is_as_wide_as_it_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = run(f"{folder}/model.py:attention").stdout.splitlines()
+    assert max(len(line) for line in lines) <= 50
+    assert lines[2:4] == [
+        "  scale      scores are divided by 8.00 =",
+        "             head_dim; expected 2.83 =",
+    ]
+
+
 def test_the_command_explains(folder: Path) -> None:
     done = run("--explain", "softmax-missing")
     assert done.returncode == 0
     assert "sum 1.00" in done.stdout
     assert "instead:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("0", "0 is too short; 1 second or more."), ("soon", "'soon' is not a number of seconds.")],
+)
+def test_the_command_says_what_is_wrong_with_a_timeout(folder: Path, given: str, words: str) -> None:
+    done = run(f"{folder}/model.py:attention", "--timeout", given)
+    assert done.returncode == 2
+    assert words in done.stderr
 
 
 def test_the_command_says_when_a_name_is_unknown() -> None:

@@ -11,6 +11,7 @@ from heedful.checking import Diagnosis, Finding, teaching
 from heedful.checking.catalogue import families, find, mistakes
 from heedful.checking.pages import page
 from heedful.checking.pictures import picture
+from heedful.checking.report import as_text
 
 PAGES = Path(__file__).parents[2] / "docs" / "check"
 FOUND = Diagnosis(
@@ -54,6 +55,38 @@ def test_rich_shows_the_same_text() -> None:
     console = Console(file=io.StringIO(), width=200, color_system=None)
     console.print(FOUND)
     assert console.file.getvalue() == TEXT + "\n"
+
+
+NARROW = """\
+attention(q, k, v, mask) is wrong: 1
+  mistake, 1 hazard
+  scale      scores are not scaled
+             falls from 1 to 0
+             shown by: 1 query, 2 keys
+             instead: divide
+             more: heedful check
+             --explain scale-missing
+  hazard     NaN & <b>more</b>
+             18 numbers
+             instead: fill
+             more: heedful check
+             --explain empty-row-nan
+your conventions: mask True = may attend
+  · weights per head
+can't tell: with one head:
+  heads-merge-reshape"""
+
+
+def test_what_does_not_fit_goes_on_below_its_own_words() -> None:
+    assert as_text(FOUND, 40) == NARROW
+    console = Console(file=io.StringIO(), width=40, color_system=None)
+    console.print(FOUND)
+    assert console.file.getvalue() == NARROW + "\n"
+
+
+def test_a_word_longer_than_the_line_stays_whole() -> None:
+    found = Diagnosis("f(x)", "could not tell", explanation=f"see\n    {'x' * 60} there")
+    assert as_text(found, 30).splitlines()[1:] == ["see", "    " + "x" * 60, "    there"]
 
 
 def test_html_is_escaped() -> None:

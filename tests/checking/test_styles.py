@@ -151,3 +151,53 @@ def test_the_width_of_the_input_is_not_the_size_of_a_head() -> None:
 
 def test_lengths_that_change_nothing() -> None:
     assert [m.name for m in check(LengthsIgnored).mistakes] == ["padding-ignored"]
+
+
+def to_cap(cap: float) -> Callable[..., Tensor]:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return capped(q, k, v, cap)
+
+    return attention
+
+
+def capped_if_asked(q: Tensor, k: Tensor, v: Tensor, logits_soft_cap: float | None = None) -> Tensor:
+    return capped(q, k, v, logits_soft_cap or 1e6)
+
+
+def capped_and_not_scaled(q: Tensor, k: Tensor, v: Tensor, softcap: float = 7.0) -> Tensor:
+    return capped(q * math.sqrt(q.size(-1)), k, v, softcap)
+
+
+class Capped(PreNorm):
+    """The cap is an attribute."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.attn_logit_softcapping = 5.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.to_qkv(self.norm(x)).chunk(3, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        return self.to_out(capped(q, k, v, self.attn_logit_softcapping).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "cap"),
+    [
+        (capped, {"softcap": 5.0}, "5"),
+        (capped_if_asked, {"logits_soft_cap": 8.0}, "8"),
+        (to_cap(5.0), {}, "5"),
+        (to_cap(12.5), {}, "12.5"),
+        (to_cap(100.0), {}, "100"),
+        (Capped, {}, "5"),
+    ],
+)
+def test_any_cap_is_found(target: Callable[..., Any], settings: dict[str, float], cap: str) -> None:
+    found = check(target, settings=settings)
+    assert (found.verdict, found.mistakes, found.properties) == ("right", (), ()), str(found)
+    assert f"caps scores at {cap} by tanh" in found.conventions
+
+
+def test_a_mistake_beside_a_cap() -> None:
+    found = check(capped_and_not_scaled)
+    assert ([m.name for m in found.mistakes], found.properties) == (["scale-missing"], ()), str(found)

@@ -1,5 +1,8 @@
 """What no single entry describes still fails: an average, an attention that ignores its queries, and the like."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -61,3 +64,40 @@ def test_linear_attention_is_no_known_mistake() -> None:
     found = check(kernel_of_elu)
     assert (found.verdict, found.mistakes, found.hazards) == ("wrong", (), ()), str(found)
     assert "all weights are positive, and rows sum to 1" in found.properties
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return kernel_of_elu(q, k, v)
+
+
+def attend_on_the_sphere(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """QK-norm attention, with a temperature of 0.1."""
+    q, k = (torch.nn.functional.normalize(x, dim=3) for x in (q, k))
+    return (q @ k.mT * 10).softmax(3) @ v
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (linear_attention, "the name linear_attention says that it is linear attention."),
+        (attend_on_the_sphere, "its docstring says that it is cosine attention."),
+    ],
+)
+def test_what_says_it_is_something_else_is_not_accused(target: Callable[..., Tensor], words: str) -> None:
+    found = check(target)
+    assert (found.verdict, found.exit_status()) == ("could not tell", 2)
+    assert found.explanation.startswith(words)
+
+
+def tempered(q: Tensor, k: Tensor, v: Tensor, temperature: float = 2.0) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q / temperature, k, v)
+
+
+def test_scores_that_are_off_by_a_factor() -> None:
+    found = check(tempered)
+    assert found.verdict == "wrong"
+    assert (
+        "scores are 0.5 times what they should be: 0.177 * q.k, and 1 / sqrt(head_dim) is 0.354; its parameter "
+        "temperature is 2, and --set temperature=1 checks it without"
+    ) in found.properties
+    assert check(tempered, settings={"temperature": 1.0}).verdict == "right"

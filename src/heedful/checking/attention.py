@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.checking import construction, functions, modules
+from heedful.checking import construction, functions, modules, softcaps
 from heedful.checking.calling import CallFailed
 from heedful.checking.cases import CROSS, Shape
 from heedful.checking.claims import Claims, read
@@ -27,12 +27,15 @@ from heedful.checking.randomness import probability, report_noise, still, traini
 from heedful.checking.readings import Reading, always_on
 from heedful.checking.record import Record, searched
 from heedful.checking.roles import parameters, role_of
+from heedful.checking.rounding import is_rounding, is_small
 from heedful.checking.search import Evidence, Hypothesis, extend
 from heedful.checking.stages import Window
 from heedful.checking.steps import bias_step, causal_step, grouped_step, long_step, reached_by, weights_step
 from heedful.checking.windows import seen_windows
 
-LOOSE = 3e-2  # of the largest value: what half precision inside may cost
+LOOSE = (
+    3e-2  # of the largest value: what half precision inside may cost, where the error proves to be rounding
+)
 Progress = Callable[[str], None]
 Ways = Mapping[Shape, Sequence[Any]]
 
@@ -46,7 +49,8 @@ def examine(target: Any, name: str, options: Options, progress: Progress) -> Rec
     claims = read(target, dict(function.names))
     progress("working out how to call it")
     ways = stilled(record, functions.accepted(function, claims, options))
-    exam = explained(record, ways, always_on(), claims, progress)
+    readings = always_on(softcaps.told(target, options), softcaps.measured(ways))
+    exam = explained(record, ways, readings, claims, progress)
     if exam is not None:
         finish(exam, ways)
         training(exam, probability(exam.caller, built=False))
@@ -57,7 +61,8 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
     """Find out what is wrong with a module, or with a class of them."""
     record = Record(name)
     progress("building it")
-    built = construction.build(target, options) if inspect.isclass(target) else target
+    built, given = construction.construct(target, options) if inspect.isclass(target) else (target, {})
+    options = construction.left_for_call(target, options) if inspect.isclass(target) else options
     if not isinstance(built, nn.Module):
         return examine(built, name, options, progress)
     built = construction.prepare(built)
@@ -65,9 +70,15 @@ def examine_module(target: Any, name: str, options: Options, progress: Progress)
     found = find(built)
     if not found.matrices:
         return examine(functions.forward_function(built), name, options, progress)
-    module = modules.module_of(built, found, options)
+    try:
+        module = modules.module_of(built, found, options)
+        accepted = modules.accepted(module, options)
+    except CannotCheck as problem:
+        if not inspect.isclass(target):
+            raise
+        raise CannotCheck(f"{problem}\n{construction.built_as(target, given)}") from problem
     claims = read(target, dict(module.names))
-    ways = stilled(record, modules.accepted(module, options))
+    ways = stilled(record, accepted)
     exam = explained(record, ways, modules.always_on_in(module), claims, progress, found.unknown)
     if exam is not None:
         record.convention(*modules.projection_words(found, exam.best.reading))
@@ -88,7 +99,7 @@ def explained(
     """The examination that explains the plain answer; None, with what can be said in the record, when none does.
 
     Raises:
-        CannotCheck: None does, and the target has parameters whose use is unknown.
+        CannotCheck: None does, and the target says it is something else, or has parameters whose use is unknown.
     """
     if not ways:
         return None
@@ -102,8 +113,14 @@ def explained(
             f"it has parameters that I don't know the use of ({', '.join(unknown[:6])}), and with the others alone "
             "its answer can't be explained. Check the function inside it that takes query, key and value."
         )
+    if exam is None and claims.other is not None:
+        raise CannotCheck(
+            f"{claims.other.where} says that it is {claims.other.what}. That is another function than softmax(q k / "
+            "sqrt(d)) v, the only one I compare with, and no mistake I know leads from there to its answer."
+        )
     if exam is None:
-        describe(exams[0][0])
+        every = [exam for same_shape in exams for exam in same_shape]
+        describe(next((exam for exam in every if exam.hypotheses), every[0]), readings)
     return exam
 
 
@@ -135,7 +152,7 @@ def explain_plain(exams: Sequence[Sequence[Exam]], readings: Sequence[Reading]) 
     for tolerance, counts in ((0.0, (0, 1)), (LOOSE, (0,)), (0.0, (2,)), (LOOSE, (1,))):
         for same_shape in [exams[0], *exams[1:][-1:]] if 2 in counts else exams:
             exam = simplest(same_shape, readings, counts, tolerance)
-            if exam is not None:
+            if exam is not None and (not tolerance or is_rounding(exam) or is_small(exam)):
                 return more_general(exam, exams[0], tolerance)
     return None
 

@@ -31,6 +31,7 @@ CROSS = Shape()
 EQUAL_WIDTHS = Shape(value_dim=8)
 EQUAL_LENGTHS = Shape(queries=5, keys=5, value_dim=8)
 SQUARE = Shape(batch=3, queries=5, keys=5, value_dim=8)
+NUDGE = 0.05  # several neighbors on the grid of bfloat16 farther
 SUITES = (CROSS, EQUAL_WIDTHS, EQUAL_LENGTHS, SQUARE)
 
 
@@ -97,6 +98,16 @@ def inputs(batch: int, queries: int, keys: int, widths: tuple[int, int, int], sa
     random = torch.Generator().manual_seed(5)
     key = torch.randn(batch, 1, keys, widths[1], generator=random, dtype=torch.float64)
     return replace(case, key=key)
+
+
+def nudged(case: Case, seed: int) -> Case:
+    """The case with every number of query, key and value moved by a few percent; what was one tensor stays one."""
+    random = torch.Generator().manual_seed(1000 + seed)
+    moved: dict[int, Tensor] = {}
+    for x in (case.query, case.key, case.value):
+        if id(x) not in moved:
+            moved[id(x)] = x * (1 + NUDGE * torch.randn(x.shape, generator=random, dtype=x.dtype))
+    return replace(case, query=moved[id(case.query)], key=moved[id(case.key)], value=moved[id(case.value)])
 
 
 @cache

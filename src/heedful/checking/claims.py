@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from heedful.checking.roles import plain_name
+
 
 class Claim(NamedTuple):
     """What is claimed, and where it is written."""
@@ -31,6 +33,18 @@ BEFORE = 160  # characters before a value in which the mask must be mentioned
 NEAR = 60  # characters between a value and what it means
 KEEP_NAMES = {"keep", "keep_mask", "visible", "allowed", "valid", "attend", "key_keep"}
 BLOCK_NAMES = {"block_mask", "blocked", "masked", "is_pad"}
+OTHERS = {
+    "linear attention": r"linear(?:i[sz]ed)?[- ]attention|attention with (?:an? )?(?:\S+ ){0,4}feature maps?|performer",
+    "sigmoid attention": r"sigmoid[- ]attention",
+    "ReLU attention": r"relu[- ]attention",
+    "cosine attention": r"cos(?:ine)?[- ](?:similarity[- ])?attention|(?:qk|query[- ]key)[- ]?norm\w*",
+    "additive attention": r"(?:bahdanau|additive)[- ]attention",
+    "attention with a sparse softmax": r"sparsemax|entmax",
+    "softmax with one more term": r"softmax[- ]?(?:1\b|plus one|off[- ]by[- ]one)|softmax_?one\b",
+    "differential attention": r"diff(?:erential)?[- ]attention",
+    "talking-heads attention": r"talking[- ]heads",
+}
+NOT = re.compile(r"\b(?:not|no|unlike|than|instead of|versus|vs\.?)\W+(?:\w+\W+)?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class Claims:
     sums: Claim | None = None
     rotary: Claim | None = None
     start: Claim | None = None
+    other: Claim | None = None
 
 
 def texts(target: object) -> list[tuple[str, str]]:
@@ -108,6 +123,18 @@ def by_name(parameter: str | None) -> Claim | None:
         return Claim("keep", f"the parameter name {parameter!r}")
     if parameter in BLOCK_NAMES:
         return Claim("block", f"the parameter name {parameter!r}")
+    return None
+
+
+def another_kind(called: str, target_texts: list[tuple[str, str]]) -> Claim | None:
+    """What the target says it is, where that is another function than softmax attention."""
+    named = plain_name(called).replace("attn", "attention").replace("_", " ")
+    for where, text in [(f"the name {called}", named), *target_texts]:
+        flat = re.sub(r"\s+", " ", text)
+        for what, pattern in OTHERS.items():
+            hit = re.search(rf"\b(?:{pattern})", flat, re.IGNORECASE)
+            if hit and not NOT.search(flat[: hit.start()]):
+                return Claim(what, where)
     return None
 
 
@@ -182,5 +209,6 @@ def read(target: object, names: dict[str, str]) -> Claims:
             },
             about,
         ),
+        other=another_kind(called, about),
         start=first({"1": r"positions? (?:start|count|begin)\w* (?:from|at) (?:1|one)"}, about),
     )

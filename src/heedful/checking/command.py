@@ -1,12 +1,24 @@
 """The command `heedful check`."""
 
 import json
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from heedful.checking.options import KINDS, Options
+
+
+def seconds(value: str | float) -> float:
+    """The number that `--timeout 5` gives."""
+    try:
+        number = float(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not a number of seconds.") from None
+    if not number >= 1:
+        raise typer.BadParameter(f"{value} is too short; 1 second or more.")
+    return number
 
 
 def check(
@@ -37,7 +49,10 @@ def check(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A value for another parameter.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Seconds before it is given up.")
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", parser=seconds, help="How long before it is given up, 1 or more."
+        ),
     ] = 60.0,
 ) -> None:
     """Say what is wrong with an attention.
@@ -72,6 +87,7 @@ def run(target: str, options: Options, timeout: float, as_json: bool, strict: bo
     from rich.console import Console
 
     from heedful.checking.isolation import check_apart
+    from heedful.checking.report import as_text
 
     errors = Console(stderr=True)
     if errors.is_terminal and not as_json:
@@ -84,7 +100,7 @@ def run(target: str, options: Options, timeout: float, as_json: bool, strict: bo
     elif sys.stdout.isatty():
         Console().print(found)
     else:
-        print(found)
+        print(as_text(found, int(width) if (width := os.environ.get("COLUMNS", "")).isdecimal() else None))
     return found.exit_status(strict)
 
 

@@ -2,7 +2,8 @@
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.projections import disturb
 from heedful.checking.roles import NAMES, parameters, role_of
+from heedful.checking.targets import forward_of
 
 ROLES = (
     "heads", "kv_heads", "width", "head_dim", "dropout", "use_bias", "bias", "length", "batch_first", "causal", "base",
@@ -82,6 +84,17 @@ def build(
     Raises:
         CannotCheck: Its constructor raised for every combination of sizes that I tried.
     """
+    return construct(target, options, longest, sizes)[0]
+
+
+def construct(
+    target: type, options: Options, longest: int = LONGEST, sizes: Sequence[tuple[int, int, int]] = SIZES
+) -> tuple[nn.Module, dict[str, Any]]:
+    """An instance of a module class, and the arguments that its constructor took.
+
+    Raises:
+        CannotCheck: It raised for every combination of sizes that I tried.
+    """
     first, given = "", {}
     if options.heads is not None:
         sizes = ((options.heads, options.heads, 8 * options.heads),)
@@ -91,7 +104,7 @@ def build(
         given = arguments(target, size, dict(options.settings), longest)
         try:
             with quiet():
-                return target(**given)
+                return target(**given), given
         except SystemExit as error:
             raise CannotCheck("its constructor ends the program (sys.exit).") from error
         except Exception as error:
@@ -99,6 +112,22 @@ def build(
     raise CannotCheck(
         f"{target.__name__} could not be built. With {given}, its constructor raised\n{first}\n"
         "Give other values with --set NAME=VALUE, or check an instance: FILE.py:NAME of an object works, too."
+    )
+
+
+def left_for_call(target: type, options: Options) -> Options:
+    """The options without the settings that only the constructor takes."""
+    called = {p.name for p in parameters(forward_of(target))}
+    built = {p.name for p in parameters(target)} - called
+    return replace(options, settings={n: v for n, v in options.settings.items() if n not in built})
+
+
+def built_as(target: type, given: Mapping[str, Any]) -> str:
+    """How the instance came about, in words."""
+    shown = ((n, "..." if isinstance(v, SimpleNamespace) else repr(v)) for n, v in given.items())
+    return (
+        f"It was built as {target.__name__}({', '.join(f'{n}={v}' for n, v in shown)}). --set NAME=VALUE reaches these "
+        "arguments, too; or check an instance: FILE.py:NAME of an object works."
     )
 
 

@@ -76,9 +76,9 @@ class Diagnosis:
         return as_text(self)
 
     def __rich__(self) -> object:
-        from heedful.checking.report import as_rich
+        from heedful.checking.report import Colored
 
-        return as_rich(self)
+        return Colored(self)
 
     def _repr_html_(self) -> str:
         from heedful.checking.report import as_html

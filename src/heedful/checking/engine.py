@@ -10,8 +10,9 @@ from heedful.checking.diagnosis import UNCLEAR, Diagnosis
 from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.record import Record
+from heedful.checking.roles import parameters, takes_any
 from heedful.checking.search import forget
-from heedful.checking.targets import gpu, headline, kind_of
+from heedful.checking.targets import forward_of, gpu, headline, kind_of
 
 Progress = Callable[[str], None]
 
@@ -28,6 +29,7 @@ def examine(
             raise CannotCheck(
                 f"{title} can't be called: it is of type {type(target).__name__}.{methods(target)}"
             )
+        known_settings(target, title, options)
         with quiet():
             return examiner(target, options)(target, title, options, progress).diagnosis()
     except CannotCheck as problem:
@@ -35,6 +37,23 @@ def examine(
     finally:
         torch.set_num_threads(threads)
         forget()
+
+
+def known_settings(target: Any, title: str, options: Options) -> None:
+    """Make sure that every setting is the value of a parameter.
+
+    Raises:
+        CannotCheck: The target has no such parameter.
+    """
+    takers = [target, forward_of(target), getattr(target, "rotate", target)]
+    if any(takes_any(taker) for taker in takers):
+        return
+    known = list(dict.fromkeys(p.name for taker in takers for p in parameters(taker) if p.name != "self"))
+    unknown = [name for name in options.settings if name not in known]
+    if unknown:
+        raise CannotCheck(
+            f"{title.partition('(')[0]} has no parameter {unknown[0]!r} to set. It has: {', '.join(known) or 'none'}."
+        )
 
 
 def methods(target: Any) -> str:

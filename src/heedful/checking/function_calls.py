@@ -172,6 +172,10 @@ class Function(Observing):
             return packed_joined_call if self.layout == "ble" else packed_call
         return joined_call if self.layout == "ble" else split_call
 
+    def nudged(self, seed: int) -> "Function":
+        """Itself: a function has no parameters that could be moved."""
+        return self
+
     def run(self, arguments: dict[str, Any], seed: int = 0) -> object:
         """Call the target."""
         if self.array == "numpy":

@@ -1,5 +1,6 @@
 """How a module is called, and what the right answer of a module with its parameters is."""
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from heedful.checking import cases
 from heedful.checking.calling import Observing, Passing, call_quietly, likeliest, no_output, tensors_in
 from heedful.checking.cases import Case, Shape
-from heedful.checking.projections import Found, projections
+from heedful.checking.projections import Found, find, projections
 from heedful.checking.readings import Reading
 from heedful.checking.stages import Call, Linear
 
@@ -133,6 +134,17 @@ class Module(Observing):
         """How a case becomes a call of the mathematics."""
         return self.view.call
 
+    def nudged(self, seed: int) -> "Module":
+        """The same with every parameter moved by a few percent."""
+        module = copy.deepcopy(self.module)
+        random = torch.Generator().manual_seed(2000 + seed)
+        with torch.no_grad():
+            for p in module.parameters():
+                if p.is_floating_point():
+                    p.mul_(1 + cases.NUDGE * torch.randn(p.shape, generator=random).to(p.dtype))
+        view = View(find(module), self.view.heads, self.view.kv_heads)
+        return replace(self, module=module, view=view)
+
     def run(self, arguments: dict[str, Any], seed: int = 0) -> object:
         """Call the target."""
         dtypes = {x.dtype for x in arguments.values() if isinstance(x, Tensor) and x.is_floating_point()}
@@ -179,6 +191,4 @@ class Module(Observing):
 
 def converted(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy of the module in another dtype."""
-    import copy
-
     return copy.deepcopy(module).to(dtype)

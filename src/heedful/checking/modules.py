@@ -14,6 +14,7 @@ from heedful.checking.problems import CannotCheck
 from heedful.checking.projections import Found, is_usual, orders
 from heedful.checking.readings import Reading, always_on
 from heedful.checking.roles import NAMES, assign, parameters
+from heedful.checking.softcaps import told_by_attributes
 from heedful.checking.stages import Rotation
 from heedful.checking.targets import forward_of
 
@@ -43,7 +44,41 @@ def heads_of(module: nn.Module, found: Found, options: Options) -> tuple[int, in
     if not found.fused and "query" in found.matrices and "key" in found.matrices:
         ratio = found.matrices["query"].weight.shape[0] / found.matrices["key"].weight.shape[0]
         kv_heads = round(heads / ratio) if ratio >= 1 else heads
+    if found.fused:
+        kv_heads = fused_kv_heads(found, heads) or kv_heads
     return heads, max(1, kv_heads)
+
+
+def fused_kv_heads(found: Found, heads: int) -> int | None:
+    """How many key heads a fused matrix has room for, when another matrix tells the size of a head."""
+    rows = {role: linear.weight.shape[0] for role, linear in found.matrices.items()}
+    if "pair" in rows and "query" in rows:
+        size, left = rows["query"] // heads, rows["pair"]
+    elif "fused" in rows and "output" in rows:
+        size = found.matrices["output"].weight.shape[1] // heads
+        left = rows["fused"] - heads * size
+    else:
+        return None
+    kv_heads = left // (2 * size) if size and left % (2 * size) == 0 else 0
+    return kv_heads if kv_heads > 0 and heads % kv_heads == 0 else None
+
+
+def readable(module: Module) -> None:
+    """Make sure that the matrices can be taken apart into query, key and value.
+
+    Raises:
+        CannotCheck: They can't, by any order I know.
+    """
+    found, view = module.view.found, module.view
+    if any(view.matrices(order) is not None for order in orders(found)):
+        return
+    have = ", ".join(f"{role} {tuple(linear.weight.shape)}" for role, linear in found.matrices.items())
+    raise CannotCheck(
+        f"I can't tell which rows of its projections are query, key and value. With {view.heads} query heads and "
+        f"{view.kv_heads} key heads, the matrices don't come apart: {have} (rows, features). Give them separate names "
+        "(q_proj, k_proj, v_proj), say the heads with --heads NUMBER, or check the function inside that takes query, "
+        "key and value."
+    )
 
 
 def attribute(holders: Sequence[object], role: str) -> int | None:
@@ -92,8 +127,11 @@ def module_of(module: nn.Module, found: Found, options: Options) -> Module:
         if role in names and any(p.name == names[role] and p.default is p.empty for p in parameters(forward)):
             fixed[names[role]] = value
     widths = (found.width("query"), found.width("key"), found.width("value"))
-    view = View(found, heads, kv_heads)
-    return Module(module, names, view, widths, constants=fixed, uses_memory=uses_memory)
+    made = Module(
+        module, names, View(found, heads, kv_heads), widths, constants=fixed, uses_memory=uses_memory
+    )
+    readable(made)
+    return made
 
 
 def accepted(module: Module, options: Options) -> dict[Shape, list[Module]]:
@@ -123,11 +161,8 @@ def always_on_in(module: Module) -> list[Reading]:
     """What a module may do by itself: orders of a fused matrix, causality, rotations."""
     found = module.view.found
     fitting = [o for o in orders(found) if module.view.matrices(o) is not None]
-    basic = (
-        always_on()
-        if found.norm is None
-        else [replace(r, normed=n) for n in (True, False) for r in always_on()]
-    )
+    plain = always_on(told_by_attributes(module.module))
+    basic = plain if found.norm is None else [replace(r, normed=n) for n in (True, False) for r in plain]
     usual = [
         replace(r, order=o, most=r.most if is_usual(o) else 0)
         for o in fitting

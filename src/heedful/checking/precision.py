@@ -7,6 +7,7 @@ import torch
 from heedful.checking.calling import CallFailed, Seen
 from heedful.checking.cases import Case
 from heedful.checking.exam import Exam
+from heedful.checking.rounding import is_rounding
 from heedful.checking.search import cast, largest
 from heedful.checking.stages import attend
 
@@ -25,6 +26,12 @@ def few_digits(exam: Exam) -> None:
     item = exam.evidence[0]
     right, single = item.predict(exam.best), item.predict(exam.best, torch.float32)
     if right is None or single is None:
+        return
+    if not is_rounding(exam):
+        exam.record.untold.append(
+            f"why answers are off by {item.error(right):.1e}: it is more than float32's rounding, and no rounding, "
+            "since nearby inputs give the same error"
+        )
         return
     usual = (single.output.double() - right.output).abs().max().item()
     exam.record.find(

@@ -174,9 +174,11 @@ def cut(fused: Linear, counts: list[int], axes: str) -> list[Linear] | None:
         return None
     size = rows // sum(counts)
     if len(set(counts)) > 1:
-        if axes != "rhd":
+        if axes not in ("rhd", "hrd") or max(counts) % min(counts):
             return None
-        pieces = list(weight.split([n * size for n in counts]))
+        groups = 1 if axes == "rhd" else min(counts)
+        each = weight.unflatten(0, (groups, -1)).split([n // groups * size for n in counts], 1)
+        pieces = [piece.flatten(0, 1) for piece in each]
     else:
         lengths = {"r": len(counts), "h": counts[0], "d": size}
         cube = weight.reshape(*(lengths[a] for a in axes), -1)

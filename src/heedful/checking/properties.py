@@ -1,5 +1,6 @@
 """What can be said about an attention that no known mistake explains."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -8,16 +9,31 @@ from torch import Tensor
 from heedful.checking.calling import CallFailed
 from heedful.checking.exam import Exam
 from heedful.checking.function_calls import Function
-from heedful.checking.search import largest
+from heedful.checking.readings import Reading
+from heedful.checking.roles import parameters
+from heedful.checking.search import Hypothesis, largest, rows
 
+EXACT = 1e-5  # of the largest value: what float32 may cost
+SAME = 1e-3  # of a factor
+UNEXPLAINED = 1e-3  # of the variation of scores: what a factor alone leaves
 MOVED = 1e-4  # of the largest value
 
 
-def describe(exam: Exam) -> None:
-    """Write properties that hold, and those that fail, into the record."""
+def describe(exam: Exam, readings: Sequence[Reading]) -> None:
+    """Write properties that hold, and those that fail, into the record.
+
+    Args:
+        exam: The examination; its hypotheses, if any, come close without being right.
+        readings: What the target may do by itself.
+    """
     exam.progress("nothing known fits; measuring properties")
     add = exam.record.properties.append
     add("no known mistake, and no pair of them, reproduces the answer")
+    ratio = constant_ratio(exam, readings)
+    if ratio is not None:
+        add(f"every output is {ratio:.4g} times the right one")
+    elif exam.hypotheses:
+        add(near_miss(exam))
     for side in ("query", "key", "value"):
         if not exam.evidence[0].case.same and not depends(exam, side):
             add(f"the {side} changes nothing")
@@ -28,6 +44,31 @@ def describe(exam: Exam) -> None:
     weights = recovered(exam)
     if weights is not None:
         describe_weights(exam, weights)
+
+
+def constant_ratio(exam: Exam, readings: Sequence[Reading]) -> float | None:
+    """What every output is multiplied by, when that is all that is wrong."""
+    item = exam.evidence[0]
+    for reading in readings:
+        result = item.predict(Hypothesis(reading))
+        if result is None or result.output.shape != item.seen.output.shape:
+            continue
+        where = rows(result, item.seen.form).expand_as(result.output)
+        seen, right = item.seen.output[where], result.output[where]
+        ratio = ((seen @ right) / (right @ right)).item() if right.numel() else 0.0
+        if ratio and (seen - ratio * right).abs().max().item() <= EXACT * abs(ratio) * largest(right):
+            return ratio
+    return None
+
+
+def near_miss(exam: Exam) -> str:
+    """That the answer is close to an attention's, and how one knows that rounding is not the reason."""
+    item = exam.evidence[0]
+    error = item.error(item.predict(exam.best))
+    return (
+        f"the answer is close to the right one (largest error {error:.1e}, largest output "
+        f"{largest(item.seen.output):.1e}), and not by rounding: nearby inputs give the same error"
+    )
 
 
 def answer(exam: Exam, **changed: Tensor) -> Tensor | None:
@@ -104,14 +145,18 @@ def describe_weights(exam: Exam, weights: Tensor) -> None:
     add = exam.record.properties.append
     sums = weights.sum(-1)
     positive = bool((weights > -1e-6).all())
-    normal = bool((sums - 1).abs().max() < 1e-3)
+    normal = bool((sums - 1).abs().max() < MOVED)
     if positive and normal:
         add("all weights are positive, and rows sum to 1")
     else:
         sign = "positive" if positive else "negative in places"
-        add(f"weights are {sign}; rows sum to {sums.min():.2f} ... {sums.max():.2f}")
-    if not positive or (weights < 1e-12).any() or not normal:
-        return
+        add(f"weights are {sign}; rows sum to {sums.min():.4g} ... {sums.max():.4g}")
+    if positive and normal and not (weights < 1e-12).any():
+        add(fitted_scale(exam, weights))
+
+
+def fitted_scale(exam: Exam, weights: Tensor) -> str:
+    """The factor on the dot products that fits the logarithms of the weights best, and how well it does."""
     shape = exam.shape
     case = exam.caller.base(replace(shape, keys=shape.value_dim, queries=queries_for(exam)))
     dots, logs = case.query @ case.key.mT, weights.log()
@@ -119,7 +164,23 @@ def describe_weights(exam: Exam, weights: Tensor) -> None:
     slope = ((dots * logs).sum() / (dots * dots).sum()).item()
     total = (logs * logs).sum().item()
     left = ((logs - slope * dots) ** 2).sum().item() / total if total > 1e-12 else 0.0
-    add(
-        f"the scores that fit its weights best are {slope:.3f} * q.k (expected {shape.head_dim**-0.5:.3f}); "
+    expected = shape.head_dim**-0.5
+    if left < UNEXPLAINED and abs(slope / expected - 1) > SAME:
+        return (
+            f"scores are {slope / expected:.3g} times what they should be: {slope:.3f} * q.k, and 1 / sqrt(head_dim) "
+            f"is {expected:.3f}{because(exam, slope / expected)}"
+        )
+    return (
+        f"the scores that fit its weights best are {slope:.3f} * q.k (expected {expected:.3f}); "
         f"that leaves {left:.0%} of their variation unexplained"
     )
+
+
+def because(exam: Exam, ratio: float) -> str:
+    """The parameter whose value is this ratio, or 1 divided by it; nothing when there is none."""
+    caller = exam.caller
+    values = {p.name: p.default for p in parameters(caller.function)} | dict(caller.constants)
+    for name, value in values.items():
+        if type(value) in (int, float) and any(abs(x - value) < SAME * x for x in (ratio, 1 / ratio)):
+            return f"; its parameter {name} is {value:g}, and --set {name}=1 checks it without"
+    return ""

@@ -1,5 +1,6 @@
 """How a target reads what it is given. These are conventions: they are found and reported, never accused."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heedful.checking.cases import Case
@@ -69,11 +70,17 @@ class Reading:
 SOFTCAPS = (20.0, 30.0, 50.0)
 
 
-def always_on() -> list[Reading]:
-    """What a target may do by itself on every call: nothing, causality, ALiBi; what some recent models do."""
+def always_on(told: Sequence[float] = (), measured: Sequence[float] = ()) -> list[Reading]:
+    """What a target may do by itself on every call: nothing, causality, ALiBi; what some recent models do.
+
+    Args:
+        told: Largest scores that the target says it bends its own to.
+        measured: Those that it seems to have; the usual ones are tried anyway.
+    """
     usual = [Reading(), Reading(causal="end"), Reading(causal="start")]
     alibis = [replace(r, alibi=a, most=1) for a in ("distance", "key") for r in usual]
-    caps = [replace(r, softcap=cap, most=0) for cap in SOFTCAPS for r in usual]
+    caps = dict.fromkeys((*measured, *SOFTCAPS), 0) | dict.fromkeys(told, 1)
+    capped = [replace(r, softcap=cap, most=most) for cap, most in caps.items() for r in usual]
     sinks = [replace(r, sink=True, most=0) for r in usual]
     norms = [replace(r, qk_norm=True, most=0) for r in usual]
-    return usual + alibis + caps + sinks + norms
+    return usual + alibis + capped + sinks + norms

@@ -1,14 +1,18 @@
 """Shows a diagnosis: as text, in colors, as HTML."""
 
 import html
-from typing import TYPE_CHECKING
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from heedful.checking.diagnosis import UNCLEAR, Diagnosis, Finding
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
 INDENT = 13
+NARROWEST = 20  # columns for the words, however narrow the terminal
 STYLES = {"right": "bold green", "wrong": "bold red", "could not tell": "bold yellow"}
 
 
@@ -61,24 +65,67 @@ def closing(found: Diagnosis) -> list[str]:
     return lines
 
 
-def as_text(found: Diagnosis) -> str:
-    """Plain text, as the command prints it without colors."""
-    body = [f"  {label:<{INDENT - 2}}{text}" for label, text, _ in lines_of(found)]
-    return "\n".join([headline(found), *body, *closing(found)])
+class Line(NamedTuple):
+    """One line of the report as it is shown."""
+
+    label: str
+    label_style: str
+    words: str
+    style: str
 
 
-def as_rich(found: Diagnosis) -> "Text":
-    """The same text in colors, for rich."""
-    from rich.text import Text
-
-    text = Text()
-    text.append(headline(found), STYLES[found.verdict])
+def laid_out(found: Diagnosis, width: int | None) -> Iterator[Line]:
+    """The report line by line, each at most so wide: what doesn't fit goes on below its own words."""
+    for part in folded(headline(found), width, hang=2):
+        yield Line("", "", part, STYLES[found.verdict])
     for label, words, style in lines_of(found):
-        text.append(f"\n  {label:<{INDENT - 2}}", f"bold {style}")
-        text.append(words, style if style == "dim" else "")
+        start = f"  {label:<{INDENT - 2}}"
+        for part in folded(words, None if width is None else width - INDENT):
+            yield Line(start, f"bold {style}", part, style if style == "dim" else "")
+            start = " " * INDENT
     for line in closing(found):
-        text.append(f"\n{line}", "" if found.explanation == line else "cyan")
-    return text
+        told = line == found.explanation
+        for part in folded(line, width, hang=0 if told else 2):
+            yield Line("", "", part, "" if told else "cyan")
+
+
+def folded(words: str, width: int | None, hang: int = 0) -> list[str]:
+    """The words in lines of this width, all but the first indented; long words stay whole."""
+    if width is None:
+        return [words]
+    parts = []
+    for line in words.split("\n"):
+        start = line[: len(line) - len(line.lstrip())]
+        parts += textwrap.wrap(
+            line.strip(),
+            max(width, NARROWEST),
+            initial_indent=start,
+            subsequent_indent=start + " " * hang,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return parts
+
+
+def as_text(found: Diagnosis, width: int | None = None) -> str:
+    """Plain text, as the command prints it without colors; each line is as long as it gets if no width is given."""
+    return "\n".join(line.label + line.words for line in laid_out(found, width))
+
+
+class Colored:
+    """The same text in colors, for rich, as wide as its console."""
+
+    def __init__(self, found: Diagnosis) -> None:
+        self.found = found
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["Text"]:
+        """The lines, folded here so that they keep their indent."""
+        from rich.text import Text
+
+        for line in laid_out(self.found, options.max_width):
+            yield Text.assemble(
+                (line.label, line.label_style), (line.words, line.style), no_wrap=True, overflow="ignore"
+            )
 
 
 def as_html(found: Diagnosis) -> str:

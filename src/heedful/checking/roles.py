@@ -23,7 +23,8 @@ NAMES = {
     "dropout": "dropout dropout_p dropout_rate attn_dropout p_dropout dropout_prob attn_pdrop drop p",
     "heads": "num_heads n_heads nhead heads n_head nheads num_attention_heads num_query_heads n_query_heads h "
     "q_num_heads head_num heads_num",
-    "kv_heads": "num_kv_heads n_kv_heads kv_heads num_key_value_heads kv_num_heads n_kv_head num_groups",
+    "kv_heads": "num_kv_heads n_kv_heads kv_heads num_key_value_heads kv_num_heads n_kv_head num_groups n_kv num_kv "
+    "nkv kv_h kv n_local_kv_heads num_query_groups n_query_groups",
     "grouped": "enable_gqa",
     "module": "module",
     "training": "training is_training train deterministic",
@@ -79,6 +80,15 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     except (TypeError, ValueError):
         return documented(function)
     return [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def takes_any(function: Callable[..., Any]) -> bool:
+    """Whether a callable takes keywords of any name."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in found)
 
 
 def documented(function: Callable[..., Any]) -> list[inspect.Parameter]:

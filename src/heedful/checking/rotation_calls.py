@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from heedful.checking import layouts
 from heedful.checking.calling import CallFailed, call_quietly, tensors_in
-from heedful.checking.construction import build
+from heedful.checking.construction import build, left_for_call
 from heedful.checking.options import Options
 from heedful.checking.roles import assign, parameters
 from heedful.checking.tables import TurnReading, TurnStages, rotated
@@ -142,9 +142,8 @@ def given_tables(length: int, style: str) -> tuple[Tensor, Tensor]:
 def ways(target: Any, options: Options) -> Iterator[Way]:
     """Every way to call the target that its parameters suggest."""
     if inspect.isclass(target):
-        target = build(
-            target, replace(options, settings=dict(options.settings)), LONGEST, sizes=((1, 1, SIZE),)
-        )
+        built = build(target, options, LONGEST, sizes=((1, 1, SIZE),))
+        target, options = built, left_for_call(target, options)
     if isinstance(target, nn.Module):
         target.eval()
         yield from module_ways(target, options)

@@ -121,20 +121,22 @@ def merge(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def rotate(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys by their positions, where the call has a rotation."""
+def rotate(
+    query: Tensor, key: Tensor, call: Call, kept: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Turn queries and keys by their positions, where the call has a rotation; its tables are kept in this dtype."""
     if call.rotary is None:
         return query, key
     places = call.places or (torch.arange(query.shape[-2]), torch.arange(key.shape[-2]))
-    return turn(query, places[0], call.rotary), turn(key, places[1], call.rotary)
+    return turn(query, places[0], call.rotary, kept), turn(key, places[1], call.rotary, kept)
 
 
-def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
+def turn(x: Tensor, positions: Tensor, rotation: Rotation, kept: torch.dtype = torch.float64) -> Tensor:
     """Rotate pairs of columns of `x` (..., L, D) by position times the pair's frequency."""
     size = x.shape[-1]
     frequencies = rotation.base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angles = rotation.sign * positions[:, None].double() * frequencies
-    cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cosine, sine = (table.to(kept).to(x.dtype) for table in (angles.cos(), angles.sin()))
     if rotation.layout == "half":
         a, b = x.chunk(2, dim=-1)
         return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)

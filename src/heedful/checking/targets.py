@@ -12,6 +12,8 @@ from typing import Any
 from heedful.checking.problems import CannotCheck
 from heedful.checking.roles import parameters, role_of
 
+MANY = 20  # names that are listed
+
 
 def load(spec: str) -> Any:
     """Import the file or module and take the name out of it.
@@ -25,6 +27,8 @@ def load(spec: str) -> Any:
             f"{spec!r} names no target. Write FILE.py:NAME or package.module:NAME, "
             "for example my_model.py:attention."
         )
+    if Path(place).is_file() and not place.endswith(".py"):
+        raise CannotCheck(f"{place} is not a Python file: its name doesn't end in .py.")
     module = load_file(Path(place)) if place.endswith(".py") else load_module(place)
     found: Any = module
     for part in name.split("."):
@@ -105,8 +109,11 @@ def suggestion(name: str, module: object) -> str:
     own = [
         n for n in names if getattr(getattr(module, n), "__module__", None) == getattr(module, "__name__", "")
     ]
-    close = difflib.get_close_matches(name, own or names, n=3, cutoff=0.5) or (own or names)[:6]
-    return f" It has: {', '.join(close)}." if close else ""
+    close = difflib.get_close_matches(name, own or names, n=3, cutoff=0.5)
+    shown = close or (own or names)[:MANY]
+    more = 0 if close else len(own or names) - len(shown)
+    others = f", and {more} more" if more else ""
+    return f" It has: {', '.join(shown)}{others}." if shown else ""
 
 
 def forward_of(target: Any) -> Any:
