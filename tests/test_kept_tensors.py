@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -139,14 +140,21 @@ def test_a_class_of_tensors_that_handles_operations_itself() -> None:
     both = [TwoTensor(a, b) for a, b in zip(first, second, strict=True)]
     output = scaled_dot_product_attention(*both, masks.causal()).output
     torch.testing.assert_close(output.a, scaled_dot_product_attention(*first, masks.causal()).output)
-    with pytest.raises(NotImplementedError, match="a class of tensors that handles operations"):
+    with pytest.raises(NotImplementedError, match="a class of tensors that handles operations itself"):
         scaled_dot_product_attention(*both, backend="native")
 
 
-def test_a_dispatch_mode_sees_every_operation() -> None:
-    with FlopCounterMode(display=False) as counter:
-        scaled_dot_product_attention(*inputs())
-    assert counter.get_total_flops() == 2 * 2 * B * H * L * S * E
+def test_who_only_looks_on_changes_no_bit() -> None:
+    expected = scaled_dot_product_attention(*inputs()).output
+    with FlopCounterMode(display=False):
+        assert torch.equal(scaled_dot_product_attention(*inputs()).output, expected)
+
+
+def test_a_tracer_is_told_of_the_kernel_and_not_left_with_part_of_a_graph() -> None:
+    with pytest.raises(NotImplementedError, match="a mode that traces or fakes operations"):
+        make_fx(lambda x: scaled_dot_product_attention(x, x, x, backend="native").output)(
+            torch.randn(B, H, L, E)
+        )
 
 
 def test_one_tensor_in_several_places_has_the_sum_of_its_gradients() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -166,6 +167,10 @@ def show(**tensors: Tensor) -> str:
     )
 
 
+def _fail(named: dict[str, Tensor], error: type[Exception], what: str, remedy: str) -> None:
+    raise error(f"{what}\n{show(**named)}\n{remedy}")
+
+
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
@@ -181,9 +186,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"or {name}.to_padded_tensor(0.0) and masks.padding for a nested tensor."
             )
 
-    def fail(error: type[Exception], what: str, remedy: str) -> None:
-        raise error(f"{what}\n{show(**named)}\n{remedy}")
-
+    fail = partial(_fail, named)
     if not 3 <= query.dim() == key.dim() == value.dim():
         fail(
             ValueError,
@@ -222,14 +225,19 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             "Each value row belongs to one key row. If a cache is one step behind, append to both before the call.",
         )
     if query.dim() > 3:
-        heads, groups = query.shape[-3], key.shape[-3]
-        if groups != value.shape[-3] or (heads % groups if groups else heads):
-            fail(
-                ValueError,
-                f"heads do not divide: query has {heads}, key {groups}, value {value.shape[-3]}.",
-                "Key and value must have the same number of heads, and query a multiple of it: "
-                "neighboring query heads share a key head.",
-            )
+        _check_heads(named)
+
+
+def _check_heads(named: dict[str, Tensor]) -> None:
+    heads, groups, of_value = (tensor.shape[-3] for tensor in named.values())
+    if groups != of_value or (heads % groups if groups else heads):
+        _fail(
+            named,
+            ValueError,
+            f"heads do not divide: query has {heads}, key {groups}, value {of_value}.",
+            "Key and value must have the same number of heads, and query a multiple of it: "
+            "neighboring query heads share a key head.",
+        )
 
 
 def _query_start(query_start: int | Tensor | None, B: int, L: int, S: int) -> int | Tensor:

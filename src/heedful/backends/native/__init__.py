@@ -23,6 +23,8 @@ from ._run import Wanted
 
 NAME = "native"
 PLAIN = {Tensor, Parameter}
+_Mode = torch._C._TorchDispatchModeKey
+TRACERS = (_Mode.FAKE, _Mode.PROXY, _Mode.FUNCTIONAL)
 
 __all__ = ["NAME", "Info", "info", "refusals", "run"]
 
@@ -46,8 +48,10 @@ def refusals(call: Call) -> list[str]:
     if torch.compiler.is_compiling():
         found.append("a compiler must see plain operations")
     tensors = call.tensors if call.mask is None else (*call.tensors, *call.mask.tensors)
-    if torch._C._len_torch_dispatch_stack() or any(map(_handles_operations, set(map(type, tensors)) - PLAIN)):
-        found.append("a dispatch mode or a class of tensors that handles operations must see plain ones")
+    if any(map(_handles_operations, set(map(type, tensors)) - PLAIN)):
+        found.append("a class of tensors that handles operations itself must see plain ones")
+    if torch._C._len_torch_dispatch_stack() and any(map(torch._C._get_dispatch_mode, TRACERS)):
+        found.append("a mode that traces or fakes operations must see plain ones")
     return found
 
 

@@ -54,16 +54,16 @@ class TopK {
     if (k_ == 0) return;
     found_ = 0;
     least_ = least_of(maxima);
+    const auto reach = [&](int64_t i) { return load_some(x + i, n - i, -infinity) >= least_; };
     for (int64_t i = 0; i < n; i += 4 * lanes) {
-      uint64_t hits = 0;
-      for (int v = 0; v < 4 && i + v * lanes < n; v++)
-        hits |= lane_bits(load_some(x + i + v * lanes, n - i - v * lanes, -infinity) >= least_) << (v * lanes);
-      for (; hits; hits &= hits - 1) {
-        const int64_t at = i + __builtin_ctzll(hits);
-        if (found_ == capacity()) keep_best_so_far();
-        if (x[at] < least_) continue;
-        scores_[size_t(found_)] = x[at];
-        places_[size_t(found_++)] = at;
+      Ints hits = {};
+      for (int64_t at = i; at < std::min(i + 4 * lanes, n); at += lanes) hits |= reach(at);
+      if (!any(hits)) continue;
+      for (int64_t at = i; at < std::min(i + 4 * lanes, n); at += lanes) {
+        if (found_ + lanes > capacity()) keep_best_so_far();
+        const Ints here = reach(at);
+        store_where(scores_.data() + found_, load_some(x + at, n - at, -infinity), here);
+        found_ += store_where(places_.data() + found_, lane_numbers() + int32_t(at), here);
       }
     }
     sort();
@@ -99,7 +99,7 @@ class TopK {
     found_ = size_;
     for (int64_t i = 0; i < found_; i++) {
       scores_[size_t(i)] = best_[size_t(i)].score;
-      places_[size_t(i)] = best_[size_t(i)].key;
+      places_[size_t(i)] = int32_t(best_[size_t(i)].key);
     }
     // Later keys must be better than the k-th, since ties go to the lowest key.
     least_ = std::nextafter(best_[size_t(size_ - 1)].score, infinity);
@@ -124,7 +124,7 @@ class TopK {
   int64_t k_, found_ = 0, size_ = 0;
   float least_ = 0;
   std::vector<float> scores_;
-  std::vector<int64_t> places_;
+  std::vector<int32_t> places_;
   std::vector<Candidate> best_;
 };
 
