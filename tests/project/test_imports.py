@@ -24,7 +24,7 @@ LAYERS = [
     ["backends"],
     ["_call"],
     ["masks", "positions", "reductions", "edits"],
-    ["_rows", "_index", "_checks", "_files"],
+    ["_rows", "_index", "_checks", "_inputs", "_files"],
 ]
 # Needed by parts of heedful, but never by `import heedful`.
 LAZY = ["tokenizers", "safetensors", "typer", "rich", "transformers", "gguf", "matplotlib", "onnx", "keras"]
