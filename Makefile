@@ -47,7 +47,7 @@ native: $(VENV)/.see ## Compile the native kernel in place, and say what was mad
 	$(BIN)/python $(NATIVE)/_compile.py
 
 # Checking builds are loaded into an ordinary Python, so the runtime of the sanitizer must come first.
-CHECKED := -m "not slow" -k native tests/test_native.py tests/contract
+CHECKED := -m "not slow" -k native tests/test_native.py tests/test_extremes.py tests/contract
 RUNTIME = $(shell $${CXX:-c++} -print-file-name=lib$(1).so)
 
 sanitize: $(VENV)/.setup ## The contract suite over builds of the kernel that check memory, arithmetic and threads
