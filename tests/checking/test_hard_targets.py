@@ -267,11 +267,17 @@ def test_the_command_explains(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [("0", "0 is too short; 1 second or more."), ("soon", "'soon' is not a number of seconds.")],
+    ("option", "given", "words"),
+    [
+        ("--timeout", "0", "0 is too short; 1 second or more."),
+        ("--timeout", "soon", "'soon' is not a number of seconds."),
+        ("--heads", "0", "'0' is not a number of heads;"),
+    ],
 )
-def test_the_command_says_what_is_wrong_with_a_timeout(folder: Path, given: str, words: str) -> None:
-    done = run(f"{folder}/model.py:attention", "--timeout", given)
+def test_the_command_says_what_is_wrong_with_a_number(
+    folder: Path, option: str, given: str, words: str
+) -> None:
+    done = run(f"{folder}/model.py:attention", option, given)
     assert done.returncode == 2
     assert words in done.stderr
 

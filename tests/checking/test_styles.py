@@ -169,16 +169,25 @@ def capped_and_not_scaled(q: Tensor, k: Tensor, v: Tensor, softcap: float = 7.0)
 
 
 class Capped(PreNorm):
-    """The cap is an attribute."""
+    """The cap is an attribute, or stands in a configuration."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, cap: float = 5.0) -> None:
         super().__init__(dim)
-        self.attn_logit_softcapping = 5.0
+        self.attn_logit_softcapping = cap
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.to_qkv(self.norm(x)).chunk(3, dim=-1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
         return self.to_out(capped(q, k, v, self.attn_logit_softcapping).transpose(1, 2).flatten(2))
+
+
+class Configured(Capped):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, 8.0)
+        self.config = {"attn_logit_softcapping": self.__dict__.pop("attn_logit_softcapping")}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.config[name] if name == "attn_logit_softcapping" else super().__getattr__(name)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +199,7 @@ class Capped(PreNorm):
         (to_cap(12.5), {}, "12.5"),
         (to_cap(100.0), {}, "100"),
         (Capped, {}, "5"),
+        (Configured, {}, "8"),
     ],
 )
 def test_any_cap_is_found(target: Callable[..., Any], settings: dict[str, float], cap: str) -> None:

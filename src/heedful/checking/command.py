@@ -21,6 +21,13 @@ def seconds(value: str | float) -> float:
     return number
 
 
+def head_count(value: str) -> int:
+    """The number that `--heads 8` gives."""
+    if not (value.isascii() and value.isdecimal()) or int(value) < 1:
+        raise typer.BadParameter(f"{value!r} is not a number of heads; it must be 1 or more.")
+    return int(value)
+
+
 def check(
     target: Annotated[
         str | None, typer.Argument(metavar="FILE.py:NAME | package.module:NAME", help="What to check.")
@@ -44,7 +51,10 @@ def check(
             "tensor: bl3hd, 3bhld, ..., or bl-3hd with all after the dash in one axis. Tried otherwise.",
         ),
     ] = None,
-    heads: Annotated[int | None, typer.Option("--heads", min=1, help="Number of heads of a module.")] = None,
+    heads: Annotated[
+        int | None,
+        typer.Option("--heads", metavar="NUMBER", parser=head_count, help="Number of heads of a module."),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A value for another parameter.")
     ] = None,

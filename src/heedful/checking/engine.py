@@ -10,7 +10,7 @@ from heedful.checking.diagnosis import UNCLEAR, Diagnosis
 from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.record import Record
-from heedful.checking.roles import parameters, takes_any
+from heedful.checking.roles import ROTATING, parameters, takes_any
 from heedful.checking.search import forget
 from heedful.checking.targets import forward_of, gpu, headline, kind_of
 
@@ -45,7 +45,11 @@ def known_settings(target: Any, title: str, options: Options) -> None:
     Raises:
         CannotCheck: The target has no such parameter.
     """
-    takers = [target, forward_of(target), getattr(target, "rotate", target)]
+    takers = [
+        target,
+        forward_of(target),
+        *(getattr(target, name) for name in ROTATING if hasattr(target, name)),
+    ]
     if any(takes_any(taker) for taker in takers):
         return
     known = list(dict.fromkeys(p.name for taker in takers for p in parameters(taker) if p.name != "self"))

@@ -55,6 +55,7 @@ NAMES = {
     "batch_first": "batch_first",
     "use_bias": "qkv_bias use_bias attention_bias proj_bias add_bias",
 }  # fmt: skip
+ROTATING = ("rotate_queries_or_keys", "rotate", "apply_rotary")  # methods of rotary modules
 TABLE = {role: frozenset(names.split()) for role, names in NAMES.items()}
 
 

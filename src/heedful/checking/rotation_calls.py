@@ -13,7 +13,7 @@ from heedful.checking import layouts
 from heedful.checking.calling import CallFailed, call_quietly, tensors_in
 from heedful.checking.construction import build, left_for_call
 from heedful.checking.options import Options
-from heedful.checking.roles import assign, parameters
+from heedful.checking.roles import ROTATING, assign, parameters
 from heedful.checking.tables import TurnReading, TurnStages, rotated
 
 ROLES = (
@@ -154,7 +154,7 @@ def ways(target: Any, options: Options) -> Iterator[Way]:
 def module_ways(module: nn.Module, options: Options) -> Iterator[Way]:
     """Through `forward`, and through a method whose name says that it rotates."""
     yield from function_ways(module, module.forward, options)
-    for name in ("rotate_queries_or_keys", "rotate", "apply_rotary", "apply"):
+    for name in (*ROTATING, "apply"):
         method = getattr(module, name, None)
         if callable(method) and name in vars(type(module)):
             yield from function_ways(method, method, options)

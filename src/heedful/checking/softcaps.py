@@ -26,8 +26,9 @@ def told(target: Callable[..., Any], options: Options) -> list[float]:
 
 def told_by_attributes(module: object) -> list[float]:
     """The caps among the attributes of a module and of its configuration."""
-    holders = [module, getattr(module, "config", None)]
-    return [cap for holder in holders if holder is not None for cap in caps_among(vars(holder))]
+    config = getattr(module, "config", None)
+    values = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+    return [*caps_among(vars(module)), *caps_among(values)]
 
 
 def caps_among(values: Mapping[str, Any]) -> list[float]:
