@@ -47,6 +47,11 @@ def test_no_heads(backend: str) -> None:
     key, value = (torch.randn(B, 2, S, E, requires_grad=True) for _ in range(2))
     output, weights = attend(query, key, value, backend=backend)
     assert (weights.mT @ torch.zeros(B, 0, L, 3)).shape == (B, 0, S, 3)
+    assert weights[:, :, 2].shape == (B, 0, S)
+    for how in ("sum", "max", "mean"):
+        assert torch.equal(weights.received(how, per="kv_head"), torch.zeros(B, 2, S))
+    assert weights[0].full().shape == (0, L, S)
+    assert weights.head_mean().isnan().all()  # as torch has it: the mean of nothing
     for grad in torch.autograd.grad(output.sum(), (key, value)):
         assert torch.equal(grad, torch.zeros(B, 2, S, E))
 

@@ -83,7 +83,7 @@ class Call:
 
     def select(self, batch: Index, heads: Index, index: Index) -> "Call":
         """The same call for some batch items, heads and queries. Slices give views."""
-        per_group = self.query.shape[1] // self.key.shape[1] if self.key.shape[1] else 1
+        per_group = max(self.query.shape[1] // max(self.key.shape[1], 1), 1)
         kv_heads: Index
         if isinstance(heads, slice) and heads.start % per_group == 0 and heads.stop % per_group == 0:
             kv_heads = slice(heads.start // per_group, heads.stop // per_group)

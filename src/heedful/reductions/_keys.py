@@ -58,7 +58,10 @@ class Received(Reduction):
     def _per_group(self, total: Tensor, groups: int) -> Tensor:
         if self.per == "head":
             return total
-        total = total.unflatten(1, (groups, -1))
+        per_group = total.shape[1] // max(groups, 1)
+        if not per_group:
+            return total.new_zeros(total.shape[0], groups, *total.shape[2:])
+        total = total.unflatten(1, (groups, per_group))
         return total.amax(2) if self.how == "max" else total.sum(2)
 
 
