@@ -37,6 +37,7 @@ QUESTIONS = (
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ALLOWED = 2e-5  # of the largest number: what float32 sums may be off
+LUCK = 4  # large scores make all sums rough, and one order of adding is luckier than another
 
 
 def laid_out(x: Tensor, how: str) -> Tensor:
@@ -151,7 +152,7 @@ def wrong(seed: int) -> str | None:
                 float((x[finite] - wanted[finite]).abs().max()) if finite.any() else 0.0
                 for x in (actual, rough[name].double())
             )
-            allowed = 2 * usual + (ALLOWED + torch.finfo(found[name].dtype).eps) * size
+            allowed = LUCK * usual + (ALLOWED + torch.finfo(found[name].dtype).eps) * size
             if not error <= allowed:
                 return f"{name} is off by {error:.3g}, and {allowed:.3g} is allowed"
     return None

@@ -99,11 +99,11 @@ Backward::Backward(const heedful_call &call, const heedful_gradient &gradient)
 
 void Backward::run() {
   if (strips > 1) {
-    const int64_t part = round_up(std::max<int64_t>(256, (call.keys + 15) / 16), key_chunk);
-    const int64_t pieces = (call.keys + part - 1) / part;
-    parallel_for(threads, key_heads * pieces, [&](int64_t task, int64_t thread) {
-      const int64_t head = task / pieces, begin = task % pieces * part;
-      pack(head, begin, std::min(begin + part, call.keys), parts(packed_heads.get() + head * head_size),
+    const KeyParts key_parts(call.keys);
+    parallel_for(threads, key_heads * key_parts.count, [&](int64_t task, int64_t thread) {
+      const int64_t head = task / key_parts.count;
+      const Range part = key_parts.part(task % key_parts.count);
+      pack(head, part.first, part.last, parts(packed_heads.get() + head * head_size),
            workspaces[size_t(thread)].row.get());
     });
   }

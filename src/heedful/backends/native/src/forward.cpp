@@ -121,22 +121,22 @@ void Forward::run() {
 }
 
 void Forward::pack_all() {
-  const int64_t part = round_up(std::max<int64_t>(256, (call.keys + 15) / 16), key_chunk);
-  const int64_t parts = (call.keys + part - 1) / part;
-  std::vector<char> good(size_t(key_heads * parts), 1);
-  parallel_for(threads, key_heads * parts, [&](int64_t task, int64_t thread) {
+  const KeyParts parts(call.keys);
+  std::vector<char> good(size_t(key_heads * parts.count), 1);
+  parallel_for(threads, key_heads * parts.count, [&](int64_t task, int64_t thread) {
     float *scratch = workspaces[size_t(thread)].row.get();
-    const int64_t head = task / parts, begin = task % parts * part, end = std::min(begin + part, call.keys);
-    const int64_t batch = head / call.kv_heads, group = head % call.kv_heads;
-    pack_columns(keys_of(batch, group), begin, end, packed_keys.get() + head * packed_size(call.width, call.keys),
-                 scratch, Spoiled::stay, pairs);
+    const Range part = parts.part(task % parts.count);
+    const int64_t head = task / parts.count, batch = head / call.kv_heads, group = head % call.kv_heads;
+    pack_columns(keys_of(batch, group), part.first, part.last,
+                 packed_keys.get() + head * packed_size(call.width, call.keys), scratch, Spoiled::stay, pairs);
     if (given(call.output))
       good[size_t(task)] =
-          pack_rows(values_of(batch, group), begin, end,
+          pack_rows(values_of(batch, group), part.first, part.last,
                     {packed_values.get() + head * packed_size(call.keys, call.value_width), call.keys, 0}, scratch,
                     Spoiled::become_zero);
   });
-  for (int64_t task = 0; task < key_heads * parts; task++) finite[size_t(task / parts)] &= good[size_t(task)];
+  for (int64_t task = 0; task < key_heads * parts.count; task++)
+    finite[size_t(task / parts.count)] &= good[size_t(task)];
 }
 
 void Forward::pack_carried() {

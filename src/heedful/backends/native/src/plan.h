@@ -62,6 +62,16 @@ inline int64_t threads_for(const heedful_call &call) {
   return std::clamp<int64_t>(products >> 19, 1, std::max<int64_t>(call.threads, 1));
 }
 
+// The keys of a head in parts that are packed by different threads.
+struct KeyParts {
+  int64_t keys, size, count;
+  explicit KeyParts(int64_t keys)
+      : keys(keys),
+        size(round_up(std::max<int64_t>(256, (keys + 15) / 16), key_chunk)),
+        count((keys + size - 1) / size) {}
+  Range part(int64_t number) const { return {number * size, std::min((number + 1) * size, keys)}; }
+};
+
 int64_t level2_cache();
 
 // How many panels a block has, and the least rows it may be cut to.
