@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool1d
 
 from .._checks import describe, one_of
 from .._rows import Rows
@@ -117,9 +118,9 @@ def largest(x: Tensor, k: int) -> Tensor:
     groups = width // 8
     if groups < 32 * k:
         return x.topk(k, -1).indices
-    maxima = x[..., : 8 * groups].unflatten(-1, (8, groups)).amax(-2)
+    maxima = max_pool1d(x.flatten(0, -2)[:, None], 8).view(*x.shape[:-1], groups)
     best = maxima.topk(k, -1, sorted=False).indices
-    places = (best[..., None] + torch.arange(0, 8 * groups, groups, device=x.device)).flatten(-2)
+    places = (8 * best[..., None] + torch.arange(8, device=x.device)).flatten(-2)
     if width > 8 * groups:
         last = torch.arange(8 * groups, width, device=x.device)
         places = torch.cat([places, last.expand(*best.shape[:-1], -1)], -1)
