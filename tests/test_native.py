@@ -422,3 +422,22 @@ def test_what_it_refuses_it_says() -> None:
     assert native.refusals(call_of(*(x.to("meta") for _ in range(3)))) == [
         "it runs on the CPU, the tensors are on meta"
     ]
+
+
+def test_a_long_mask_whose_keys_lie_apart_is_left_to_panels() -> None:
+    query, key, value = tensors(B=1, H=2, G=1, L=2048, S=2048, E=8, Ev=8)
+    sink_and_window = masks.causal() & (masks.prefix(4) | masks.window(64))
+    with pytest.raises(NotImplementedError, match="the keys of this mask lie apart"):
+        heedful.scaled_dot_product_attention(query, key, value, sink_and_window, backend="native")
+    output = heedful.scaled_dot_product_attention(query, key, value, sink_and_window).output
+    one = (query[:, :, 1500:1501], key, value)
+    again = heedful.scaled_dot_product_attention(
+        *one, sink_and_window, query_start=1500, backend="native"
+    ).output
+    torch.testing.assert_close(output[:, :, 1500:1501], again)
+    for near in (
+        masks.causal() & (masks.prefix(4) | masks.window(1800)),
+        masks.window(64),
+        masks.prefix(2048),
+    ):
+        assert not native.refusals(call_of(query, key, value, near))

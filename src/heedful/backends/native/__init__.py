@@ -19,6 +19,7 @@ from . import _library
 from ._gradient import attend
 from ._info import Info, info
 from ._questions import Plan, known
+from ._ranges import lies_apart
 from ._run import Wanted
 
 NAME = "native"
@@ -43,6 +44,8 @@ def refusals(call: Call) -> list[str]:
         found.append("an edit changes the weights before the values are summed")
     if call.dropout_p:
         found.append("dropout changes the weights before the values are summed")
+    if lies_apart(call.mask, call.rows):
+        found.append("the keys of this mask lie apart, and it reads all from the first to the last")
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         found.append("torch.func and forward mode must see plain operations")
     if torch.compiler.is_compiling():

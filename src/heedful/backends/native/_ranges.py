@@ -11,6 +11,8 @@ from ...masks import Mask
 from ...masks._algebra import And, Or
 from ...masks._patterns import Documents, Padding, Prefix, Window
 
+MANY_PAIRS = 2**22  # of queries and keys: below, it does not matter which are skipped
+
 
 @dataclass(frozen=True)
 class Ranges:
@@ -59,6 +61,27 @@ def ranges(mask: Mask, rows: Rows) -> Ranges | None:
             merge = Ranges.__and__ if isinstance(mask, And) else Ranges.__or__
             return reduce(lambda a, b: None if a is None or b is None else merge(a, b), parts)
     return None
+
+
+def lies_apart(mask: Mask | None, rows: Rows) -> bool:
+    """Whether most keys between the first and the last that queries reach are out of reach: a sink and a window."""
+    B, H, num_rows = rows.shape
+    if not _has_alternatives(mask) or B * H * num_rows * rows.num_keys < MANY_PAIRS:
+        return False
+    assert mask is not None
+    step = max(1, num_rows // 16)
+    reached = between = 0
+    for start in range(0, num_rows, step):
+        block = rows.part(slice(0, B), slice(0, H), slice(start, min(start + step, num_rows)))
+        reach = mask.ranges(block)
+        if reach:
+            reached += sum(map(len, reach))
+            between += reach[-1].stop - reach[0].start
+    return 2 * reached < between and ranges(mask, rows) is None
+
+
+def _has_alternatives(mask: Mask | None) -> bool:
+    return isinstance(mask, Or) or (isinstance(mask, And) and any(map(_has_alternatives, mask.parts)))
 
 
 def split(mask: Mask | None, rows: Rows) -> tuple[Ranges | None, Mask | None]:
