@@ -52,31 +52,21 @@ class TopK {
   // Among equal scores the lowest key comes first. `maxima` is what row_maximum found.
   void search(const float *x, int64_t n, int64_t first_key, const float *maxima) {
     if (k_ == 0) return;
-    float least = least_of(maxima), *scores = scores_.data();
-    int32_t *places = places_.data();
-    int64_t found = 0;
-    const auto reach = [&](int64_t i) { return load_some(x + i, n - i, -infinity) >= least; };
+    found_ = 0;
+    least_ = least_of(maxima);
     for (int64_t i = 0; i < n; i += 4 * lanes) {
-      Ints hits = {};
-      for (int64_t at = i; at < std::min(i + 4 * lanes, n); at += lanes) hits |= reach(at);
-      if (!any(hits)) continue;
-      for (int64_t at = i; at < std::min(i + 4 * lanes, n); at += lanes) {
-        if (found + lanes > capacity()) {
-          sort(found);
-          found = size_;
-          for (int64_t j = 0; j < found; j++) {
-            scores[j] = best_[size_t(j)].score;
-            places[j] = int32_t(best_[size_t(j)].key);
-          }
-          // Later keys must be better than the k-th, since ties go to the lowest key.
-          least = std::nextafter(scores[found - 1], infinity);
-        }
-        const Ints here = reach(at);
-        store_where(scores + found, load_some(x + at, n - at, -infinity), here);
-        found += store_where(places + found, lane_numbers() + int32_t(at), here);
+      uint64_t hits = 0;
+      for (int v = 0; v < 4 && i + v * lanes < n; v++)
+        hits |= lane_bits(load_some(x + i + v * lanes, n - i - v * lanes, -infinity) >= least_) << (v * lanes);
+      for (; hits; hits &= hits - 1) {
+        const int64_t at = i + __builtin_ctzll(hits);
+        if (found_ == capacity()) keep_best_so_far();
+        if (x[at] < least_) continue;
+        scores_[size_t(found_)] = x[at];
+        places_[size_t(found_++)] = at;
       }
     }
-    sort(found);
+    sort();
     for (int64_t i = 0; i < size_; i++) best_[size_t(i)].key += first_key;
   }
 
@@ -104,25 +94,37 @@ class TopK {
     return std::max(lowest, kth_largest(most, n, int32_t(k_)));
   }
 
+  void keep_best_so_far() {
+    sort();
+    found_ = size_;
+    for (int64_t i = 0; i < found_; i++) {
+      scores_[size_t(i)] = best_[size_t(i)].score;
+      places_[size_t(i)] = best_[size_t(i)].key;
+    }
+    // Later keys must be better than the k-th, since ties go to the lowest key.
+    least_ = std::nextafter(best_[size_t(size_ - 1)].score, infinity);
+  }
+
   // The k best of what was found, in order.
-  void sort(int64_t found) {
-    size_ = std::min(found, k_);
-    if (found <= num_maxima) {
+  void sort() {
+    size_ = std::min(found_, k_);
+    if (found_ <= num_maxima) {
       int32_t order[num_maxima];
-      rank(scores_.data(), int(found), order);
-      for (int64_t i = 0; i < found; i++) best_[size_t(order[i])] = {scores_[size_t(i)], places_[size_t(i)]};
+      rank(scores_.data(), int(found_), order);
+      for (int64_t i = 0; i < found_; i++) best_[size_t(order[i])] = {scores_[size_t(i)], places_[size_t(i)]};
       return;
     }
-    for (int64_t i = 0; i < found; i++) best_[size_t(i)] = {scores_[size_t(i)], places_[size_t(i)]};
-    std::partial_sort(best_.begin(), best_.begin() + size_, best_.begin() + found,
+    for (int64_t i = 0; i < found_; i++) best_[size_t(i)] = {scores_[size_t(i)], places_[size_t(i)]};
+    std::partial_sort(best_.begin(), best_.begin() + size_, best_.begin() + found_,
                       [](const Candidate &a, const Candidate &b) {
                         return a.score > b.score || (a.score == b.score && a.key < b.key);
                       });
   }
 
-  int64_t k_, size_ = 0;
+  int64_t k_, found_ = 0, size_ = 0;
+  float least_ = 0;
   std::vector<float> scores_;
-  std::vector<int32_t> places_;
+  std::vector<int64_t> places_;
   std::vector<Candidate> best_;
 };
 

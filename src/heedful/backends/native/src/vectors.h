@@ -111,22 +111,6 @@ inline Floats swap_lanes(Floats x, int width) {
 #endif
 }
 
-// Writes the lanes in which a comparison holds side by side, and returns how many. There must be room for all lanes.
-template <class Vector, class Number>
-int store_where(Number *to, Vector x, Ints truth) {
-  static_assert(sizeof(Number) == 4 && sizeof(Vector) == sizeof(Ints), "a number per lane");
-#if defined(__AVX512F__)
-  const __mmask16 mask = __mmask16(lane_bits(truth));
-  const __m512i found = _mm512_maskz_compress_epi32(mask, reinterpret_cast<__m512i>(x));
-  std::memcpy(to, &found, sizeof(found));
-  return __builtin_popcount(mask);
-#else
-  int count = 0;
-  for (uint64_t hits = lane_bits(truth); hits; hits &= hits - 1) to[count++] = x[__builtin_ctzll(hits)];
-  return count;
-#endif
-}
-
 inline float sum(Floats x) {
 #pragma GCC unroll 4
   for (int width = lanes / 2; width > 0; width /= 2) x += swap_lanes(x, width);
