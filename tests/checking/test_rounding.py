@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from _pytest.mark import ParameterSet
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,7 +35,11 @@ def half_and_a_factor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q.half(), k.half(), v.half()).to(q.dtype) * 1.01
 
 
-@pytest.mark.parametrize("factor", [1.01, 0.995, 2.0])
+def slow(value: object) -> ParameterSet:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("factor", [1.01, slow(0.995), slow(2.0)])
 def test_a_factor_on_the_output_is_named(factor: float) -> None:
     with pytest.raises(AssertionError, match=f"every output is {factor:g} times the right one"):
         assert_attention(times(factor))
@@ -42,7 +47,10 @@ def test_a_factor_on_the_output_is_named(factor: float) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    [plus_in_denominator(1e-2), plus_in_denominator(1e-3), scaled_two_percent_too_much, half_and_a_factor],
+    [
+        plus_in_denominator(1e-2),
+        *map(slow, (plus_in_denominator(1e-3), scaled_two_percent_too_much, half_and_a_factor)),
+    ],
 )
 def test_a_systematic_error_is_wrong(target: Callable[..., Tensor]) -> None:
     found = check(target)
