@@ -1,9 +1,9 @@
 """An error that nearby inputs share is wrong, however small it looks; one that is drawn anew each time is rounding."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -35,7 +35,7 @@ def half_and_a_factor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q.half(), k.half(), v.half()).to(q.dtype) * 1.01
 
 
-def slow(value: object) -> ParameterSet:
+def slow(value: object) -> Any:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
