@@ -140,7 +140,10 @@ def wrong(seed: int) -> str | None:
         wide["sinks"] = given["sinks"].double()
     given["clear"] = wide["clear"] = clear(tuple(x.double() for x in inputs), wide)
     for grads in (False, True):
-        found = answers(inputs, given, "native", grads)
+        try:
+            found = answers(inputs, given, "native", grads)
+        except NotImplementedError:  # a long mask whose keys lie apart is left to panels
+            return None
         rough = answers(inputs, given, "reference", grads)
         true = answers(tuple(x.double() for x in inputs), wide, "reference", grads)
         for name, wanted in true.items():
