@@ -14,28 +14,22 @@ class Unchanged:
 
     def check(self, call: Call, value_too: bool) -> None:
         """Raise RuntimeError if one of them was changed since."""
-        now = _counts(call)
-        for (name, _), then, count in zip(_named(call), self._then, now, strict=True):
-            if then != count and None not in (then, count) and (name != "value" or value_too):
+        for (name, then), (_, now) in zip(self._then, _counts(call), strict=False):
+            if then != now and (name != "value" or value_too):
                 raise RuntimeError(
                     f"{name} was changed in place after the call, so its weights can no longer be computed. "
                     "Ask before changing it, take the answer in the call with reduce=, or pass a clone."
                 )
 
 
-def _counts(call: Call) -> list[int | None]:
-    """Changes in place so far; None where they are not counted."""
-    named = _named(call)
+def _counts(call: Call) -> list[tuple[str, int]]:
+    """The tensors that the weights are made of, and how often each was changed in place, where torch counts that."""
     if torch.compiler.is_compiling():
-        return [None] * len(named)
-    return [x._version if isinstance(x, Tensor) and not x.is_inference() else None for _, x in named]
-
-
-def _named(call: Call) -> list[tuple[str, Tensor]]:
-    """The tensors that the weights are made of."""
+        return []
     named = [("query", call.query), ("key", call.key), ("value", call.value)]
     if call.sinks is not None:
         named.append(("sinks", call.sinks))
     if call.mask is not None:
         named += [("mask", x) for x in call.mask.tensors]
-    return named + [("attn_bias", x) for term in call.bias for x in getattr(term, "tensors", ())]
+    named += [("attn_bias", x) for term in call.bias for x in getattr(term, "tensors", ())]
+    return [(name, x._version if isinstance(x, Tensor) and not x.is_inference() else 0) for name, x in named]

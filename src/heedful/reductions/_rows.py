@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool1d
+from torch.nn.functional import max_pool1d, pad
 
 from .._checks import describe, one_of
 from .._rows import Rows
@@ -101,9 +101,7 @@ class TopK(Reduction):
         masked = panel.logits.gather(-1, indices) == torch.finfo(values.dtype).min
         keys = panel.keys[indices].masked_fill(masked, -1)
         missing = self.k - indices.shape[-1]
-        return torch.nn.functional.pad(values, (0, missing)), torch.nn.functional.pad(
-            keys, (0, missing), value=-1
-        )
+        return pad(values, (0, missing)), pad(keys, (0, missing), value=-1)
 
     def finish(self, total, call):
         return TopKResult(*total)
@@ -124,7 +122,11 @@ def largest(x: Tensor, k: int) -> Tensor:
     if width > 8 * groups:
         last = torch.arange(8 * groups, width, device=x.device)
         places = torch.cat([places, last.expand(*best.shape[:-1], -1)], -1)
-    return places.gather(-1, x.gather(-1, places).topk(k, -1).indices)
+    # torch gives topk a second thread above 64 numbers in each of a panel's 512 rows: one more, that never wins
+    places = pad(places, (0, 1))
+    candidates = x.gather(-1, places)
+    candidates[..., -1] = -torch.inf
+    return places.gather(-1, candidates.topk(k, -1).indices)
 
 
 @dataclass(frozen=True)

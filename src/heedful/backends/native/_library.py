@@ -78,8 +78,9 @@ class NativeGradient(Structure):
 
 def in_memory(x: Tensor) -> Tensor:
     """The tensor with its numbers as they lie in memory: some of torch's are negative only by a flag, or 0 by one."""
-    x = x.detach().resolve_neg()
-    return x.clone() if x._is_zerotensor() else x
+    if x.is_neg() or x._is_zerotensor():
+        return x.detach().resolve_neg().clone()
+    return x
 
 
 def array(tensor: Tensor) -> Array:

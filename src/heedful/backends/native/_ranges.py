@@ -65,10 +65,11 @@ def ranges(mask: Mask, rows: Rows) -> Ranges | None:
 
 def lies_apart(mask: Mask | None, rows: Rows) -> bool:
     """Whether most keys between the first and the last that queries reach are out of reach: a sink and a window."""
-    B, H, num_rows = rows.shape
-    if not _has_alternatives(mask) or B * H * num_rows * rows.num_keys < MANY_PAIRS:
+    if mask is None or not _has_alternatives(mask):
         return False
-    assert mask is not None
+    B, H, num_rows = rows.shape
+    if B * H * num_rows * rows.num_keys < MANY_PAIRS:
+        return False
     step = max(1, num_rows // 16)
     reached = between = 0
     for start in range(0, num_rows, step):
@@ -80,7 +81,7 @@ def lies_apart(mask: Mask | None, rows: Rows) -> bool:
     return 2 * reached < between and ranges(mask, rows) is None
 
 
-def _has_alternatives(mask: Mask | None) -> bool:
+def _has_alternatives(mask: Mask) -> bool:
     return isinstance(mask, Or) or (isinstance(mask, And) and any(map(_has_alternatives, mask.parts)))
 
 

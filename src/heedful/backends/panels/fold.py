@@ -105,12 +105,20 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
 
 
 def denominator(logits: Tensor, weights: Tensor, nobody: Tensor | None, buffered: bool) -> Tensor:
-    """Log of the denominator of each row: any logit less the log of its weight, so a few columns are enough."""
-    stride = logits.shape[-1] // 64 if buffered and logits.shape[-1] >= 128 else 1
-    some = weights[..., ::stride].amax(-1)
-    if stride > 1 and not bool((some > 1e-6).all()):  # the log of a small weight is rounded coarsely
-        return denominator(logits, weights, nobody, buffered=False)
-    logsumexp = logits[..., ::stride].amax(-1) - some.log()
+    """Log of the denominator of each row: any logit less the log of its weight, so a few columns are enough.
+
+    The first columns are the quickest to read. The log of a small weight is rounded coarsely: rows that have no other
+    there are looked at again, in columns from everywhere, then in all.
+    """
+    width = logits.shape[-1]
+    columns = [slice(64), slice(None, None, width // 64)] if buffered and width >= 128 else []
+    for some in columns:
+        largest = weights[..., some].amax(-1)
+        if bool((largest > 1e-6).all()):
+            break
+    else:
+        some, largest = slice(None), weights.amax(-1)
+    logsumexp = logits[..., some].amax(-1) - largest.log()
     return logsumexp if nobody is None else logsumexp.masked_fill(nobody.squeeze(-1), -torch.inf)
 
 

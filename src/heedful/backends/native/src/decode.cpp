@@ -14,7 +14,7 @@ namespace heedful {
 
 namespace {
 
-constexpr int64_t few_rows = 12, rows_together = 4, decode_chunk = 512;
+constexpr int64_t few_rows = 12, rows_together = 4, keys_together = 16, decode_chunk = 512;
 constexpr int64_t ahead = 64;  // keys to fetch ahead
 
 template <class T, int64_t dtype>
@@ -102,6 +102,39 @@ void score_with(const heedful_call &call, int64_t batch, int64_t group, const fl
         score_keys<Source, together>(call, queries + row * query_width, keys + key * call.key.stride[2],
                                      range.last - key, scores + row * stride + key - range.first, stride);
       });
+}
+
+// Adds n values, times their weights, to the sums of `rows` rows: key after key, in the order they lie in memory.
+template <class Source, int rows, int vectors>
+void add_columns(const typename Source::Element *values, int64_t value_stride, int64_t width, const float *weights,
+                 int64_t weight_stride, int64_t n, float *sums, int64_t sum_stride) {
+  Floats sum[rows][vectors];
+  for (int row = 0; row < rows; row++)
+    for (int v = 0; v < vectors; v++) sum[row][v] = load(sums + row * sum_stride + v * lanes);
+  for (int64_t i = 0; i < n; i++, values += value_stride)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) {
+      __builtin_prefetch(values + v * lanes + ahead * value_stride);
+      const Floats value = vectors > 1 ? Source::read(values + v * lanes) : Source::read_some(values, width);
+      for (int row = 0; row < rows; row++) sum[row][v] += weights[row * weight_stride + i] * value;
+    }
+  for (int row = 0; row < rows; row++)
+    for (int v = 0; v < vectors; v++) store(sums + row * sum_stride + v * lanes, sum[row][v]);
+}
+
+// The same for rows of any width, in as many columns at once as there are registers for.
+template <class Source, int rows>
+void add_values(const typename Source::Element *values, int64_t value_stride, int64_t width, const float *weights,
+                int64_t weight_stride, int64_t n, float *sums, int64_t sum_stride) {
+  constexpr int most = rows == 1 ? 8 : lanes == 16 ? 4 : 2;
+  int64_t column = 0;
+  const auto add = [&](auto vectors) {
+    add_columns<Source, rows, vectors>(values + column, value_stride, width - column, weights, weight_stride, n,
+                                       sums + column, sum_stride);
+    column += vectors * lanes;
+  };
+  while (column + most * lanes <= width) add(std::integral_constant<int, most>());
+  while (column < width) add(std::integral_constant<int, 1>());
 }
 
 class Decode {
@@ -243,35 +276,19 @@ void Decode::carry(const Panel &panel, int64_t query_head) const {
 
 template <class Source>
 void Decode::sum_values(int64_t key_head, int64_t chunk) {
-  constexpr int together = 4;
-  const int64_t batch = key_head / call.kv_heads, group = key_head % call.kv_heads;
+  const int64_t batch = key_head / call.kv_heads, first_row = key_head * rows, value_stride = call.value.stride[2];
   const auto *values = static_cast<const typename Source::Element *>(call.value.data) + batch * call.value.stride[0] +
-                       group * call.value.stride[1];
+                       key_head % call.kv_heads * call.value.stride[1];
   const Range range = keys_of(batch, chunk);
   float *sums = partial.get() + (key_head * chunks + chunk) * rows * value_width;
   std::fill(sums, sums + rows * value_width, 0.0f);
-  for (int64_t key = range.first; key < range.last; key += together) {
-    const typename Source::Element *at[together];
-    float weight[few_rows][together];
-    for (int i = 0; i < together; i++) {
-      at[i] = values + std::min(key + i, range.last - 1) * call.value.stride[2];
-      for (int64_t row = 0; row < rows; row++)
-        weight[row][i] = key + i < range.last ? scores[(key_head * rows + row) * stride + key + i] : 0;
-    }
-    for (int64_t column = 0; column < call.value_width; column += lanes) {
-      Floats value[together];
-      for (int i = 0; i < together; i++) {
-        __builtin_prefetch(at[i] + column + ahead * call.value.stride[2]);
-        value[i] = Source::read_some(at[i] + column, call.value_width - column);
-      }
-      for (int64_t row = 0; row < rows; row++) {
-        float *to = sums + row * value_width + column;
-        Floats sum = load(to);
-        for (int i = 0; i < together; i++) sum += weight[row][i] * value[i];
-        store(to, sum);
-      }
-    }
-  }
+  for (int64_t key = range.first; key < range.last; key += keys_together)
+    for (int64_t row = 0; row < rows; row += rows_together)
+      with_rows(rows - row, [&](auto together) {
+        add_values<Source, together>(values + key * value_stride, value_stride, call.value_width,
+                                     scores.get() + (first_row + row) * stride + key, stride,
+                                     std::min(keys_together, range.last - key), sums + row * value_width, value_width);
+      });
 }
 
 void Decode::write_output(int64_t row, int64_t thread) {
