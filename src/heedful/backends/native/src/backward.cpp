@@ -218,7 +218,7 @@ void Backward::row_gradient(const Block &block, int64_t number, Workspace &work)
   for (int64_t i = 0; i < row.size; i += lanes) {
     const int64_t n = row.size - i;
     const Floats score = load_some(x + i, n, -infinity);
-    const Floats t = larger(all(-87.0f / factor), score - top);
+    const Floats t = below(top, score, factor);
     const Ints visible = score != all(-infinity);
     const Floats p = from_bits(bits(exp_scaled(t, factor) * inverse) & visible);
     Floats grad = load_some(g + i, n, 0);

@@ -206,12 +206,13 @@ void Forward::write_output(const Block &block, bool finite_values, Workspace &wo
   const int64_t stride = round_up(call.value_width, lanes);
   for (int64_t row = 0; row < block.rows(); row++) {
     float *sums = work.sums.get() + row * stride;
-    bool finite = true;
-    for (int64_t column = 0; column < call.value_width; column++) {
-      sums[column] *= work.inverse[row];
-      finite &= sums[column] - sums[column] == 0;
+    Ints finite = ~Ints{};
+    for (int64_t column = 0; column < call.value_width; column += lanes) {
+      const Floats output = load(sums + column) * work.inverse[row];
+      finite &= output - output == Floats{};
+      store(sums + column, output);
     }
-    if (finite_values && !finite) sum_again(block, row, work);
+    if (finite_values && any(~finite)) sum_again(block, row, work);
     write_row(call.output, block.batch, block.head, block.begin + row, call.value_width, sums);
   }
 }

@@ -25,6 +25,9 @@ inline float row_maximum(const float *x, int64_t n, float maxima[num_maxima]) {
   return largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
+// How far a score lies below the row's largest, `top`, but no further than e^-87: there a float is next to 0.
+inline Floats below(float top, Floats score, float factor) { return larger(all(-87.0f / factor), score - top); }
+
 struct RowSums {
   float mass = 0;    // sum of e
   float moment = 0;  // sum of e * (x - maximum)
@@ -35,9 +38,8 @@ struct RowSums {
 template <bool holes>
 RowSums row_exponentials(float *x, int64_t n, float maximum, float factor) {
   Floats mass[2] = {}, moment[2] = {};
-  const Floats lowest = all(-87.0f / factor);
   auto step = [&](int64_t i, int v, Floats score, bool partial) {
-    Floats t = larger(lowest, score - maximum);
+    Floats t = below(maximum, score, factor);
     Floats e = exp_scaled(t, factor);
     if (holes || partial) e = from_bits(bits(e) & (score != all(-infinity)));
     mass[v] += e;

@@ -18,9 +18,12 @@ inline int64_t row_number(const heedful_call &call, const RowPlace &row) {
 
 inline void answer_summary(const heedful_call &call, const RowPlace &row, const RowSummary &found) {
   const int64_t at = row_number(call, row);
-  if (call.logsumexp) call.logsumexp[at] = found.logsumexp;
+  if (call.logsumexp || call.entropy) {
+    const float log_total = found.log_base + std::log(found.total);
+    if (call.logsumexp) call.logsumexp[at] = found.base + log_total;
+    if (call.entropy) call.entropy[at] = log_total * found.mass - found.moment;
+  }
   if (call.max_logit) call.max_logit[at] = found.max_logit;
-  if (call.entropy) call.entropy[at] = found.entropy;
   if (call.mass) call.mass[at] = found.mass;
   if (call.row_state) {
     call.row_state[2 * at] = found.top;
@@ -39,10 +42,10 @@ inline void answer_topk(const heedful_call &call, const RowPlace &row, const Row
                         const TopK &found_keys) {
   float *weight = call.topk_weight + row_number(call, row) * call.topk;
   int64_t *key = call.topk_key + row_number(call, row) * call.topk;
-  const TopK::Candidate *best = found_keys.best();
+  const int64_t *best = found_keys.best();
   for (int64_t i = 0; i < found_keys.size(); i++) {
-    weight[i] = x[best[i].key - row.first] * found.inverse;
-    key[i] = best[i].key;
+    weight[i] = x[best[i]] * found.inverse;
+    key[i] = row.first + best[i];
   }
   std::fill(weight + found_keys.size(), weight + call.topk, 0.0f);
   std::fill(key + found_keys.size(), key + call.topk, int64_t(-1));
@@ -66,7 +69,7 @@ inline RowSummary finish_row(const heedful_call &call, const RowPlace &row, floa
   const bool plain = only_scaled(call);
   const float sink = call.sinks ? call.sinks[row.head] : -infinity;
   if (!plain) shape_row(call, row, x, scratch);
-  const RowSummary found = weigh_row(x, row.size, plain ? call.scale : 1, !plain, sink, topk, row.first);
+  const RowSummary found = weigh_row(x, row.size, plain ? call.scale : 1, !plain, sink, topk);
   answer_summary(call, row, found);
   if (call.topk) answer_topk(call, row, found, x, topk);
   if (call.weights) answer_weights(call, row, found, x);

@@ -4,27 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "softmax.h"
 
 namespace heedful {
-
-// Place of each of n <= num_maxima numbers when sorted, largest first, equal ones in the order they have.
-// Numbers are compared with each other, all at once, without a branch.
-inline void rank(const float *x, int n, int32_t *place) {
-  const int vectors = (n + lanes - 1) / lanes;
-  for (int v = 0; v < vectors; v++) {
-    const Ints lane = lane_numbers() + v * lanes;
-    const Floats mine = load_some(x + v * lanes, n - v * lanes, -infinity);
-    Ints ahead = {};
-    for (int i = 0; i < n; i++) {
-      const Floats other = all(x[i]);
-      ahead -= (other > mine) | ((other == mine) & (lane > i));
-    }
-    store_ints(place + v * lanes, ahead);
-  }
-}
 
 // The k-th largest of n numbers, a multiple of lanes: the least of those that fewer than k others exceed.
 inline float kth_largest(const float *x, int n, int32_t k) {
@@ -41,46 +26,50 @@ inline float kth_largest(const float *x, int n, int32_t k) {
 
 class TopK {
  public:
-  struct Candidate {
-    float score;
-    int64_t key;
-  };
+  explicit TopK(int64_t k) : k_(k), scores_(k > 0 ? size_t(capacity()) : 0), keys_(scores_.size()), best_(keys_.size()) {}
 
-  explicit TopK(int64_t k)
-      : k_(k), scores_(size_t(k > 0 ? capacity() : 0)), places_(scores_.size()), best_(size_t(k > 0 ? capacity() : 0)) {}
-
-  // Among equal scores the lowest key comes first. `maxima` is what row_maximum found.
-  void search(const float *x, int64_t n, int64_t first_key, const float *maxima) {
+  // Keys are numbered from that of x[0]. Among equal scores the lowest key comes first. `maxima` is what row_maximum
+  // found.
+  void search(const float *x, int64_t n, const float *maxima) {
     if (k_ == 0) return;
-    found_ = 0;
-    least_ = least_of(maxima);
-    for (int64_t i = 0; i < n; i += 4 * lanes) {
+    int64_t found = 0;
+    float least = least_of(maxima);
+    for (int64_t i = 0; i < n; i += block) {
+      if (found + block > capacity() - lanes) {
+        sort(found);
+        for (found = 0; found < size_; found++) {
+          keys_[size_t(found)] = best_[size_t(found)];
+          scores_[size_t(found)] = x[best_[size_t(found)]];
+        }
+        // Later keys must be better than the k-th, since ties go to the lowest key.
+        least = std::nextafter(scores_[size_t(found - 1)], infinity);
+      }
       uint64_t hits = 0;
-      for (int v = 0; v < 4 && i + v * lanes < n; v++)
-        hits |= lane_bits(load_some(x + i + v * lanes, n - i - v * lanes, -infinity) >= least_) << (v * lanes);
-      for (; hits; hits &= hits - 1) {
+      for (int64_t at = i; at < std::min(i + block, n); at += lanes)
+        hits |= lanes_at_least(load_some(x + at, n - at, -infinity), least) << (at - i);
+      for (; hits; hits &= hits - 1, found++) {
         const int64_t at = i + __builtin_ctzll(hits);
-        if (found_ == capacity()) keep_best_so_far();
-        if (x[at] < least_) continue;
-        scores_[size_t(found_)] = x[at];
-        places_[size_t(found_++)] = at;
+        scores_[size_t(found)] = x[at];
+        keys_[size_t(found)] = at;
       }
     }
-    sort();
-    for (int64_t i = 0; i < size_; i++) best_[size_t(i)].key += first_key;
+    sort(found);
   }
 
-  const Candidate *best() const { return best_.data(); }
+  // The k best keys, or all if there are fewer.
+  const int64_t *best() const { return best_.data(); }
   int64_t size() const { return size_; }
 
   void clear() { size_ = 0; }
 
-  void append(float score, int64_t key) {
-    if (size_ < k_) best_[size_t(size_++)] = {score, key};
+  void append(int64_t key) {
+    if (size_ < k_) best_[size_t(size_++)] = key;
   }
 
  private:
-  int64_t capacity() const { return 2 * k_ + 64; }
+  static constexpr int64_t block = 4 * lanes;
+  // Room for the best, for as many others, for those of one block, and to pad with a vector.
+  int64_t capacity() const { return 2 * k_ + block + lanes; }
 
   // A bound that at least k scores reach: each of the maxima is the score of another key.
   float least_of(const float *maxima) const {
@@ -94,38 +83,42 @@ class TopK {
     return std::max(lowest, kth_largest(most, n, int32_t(k_)));
   }
 
-  void keep_best_so_far() {
-    sort();
-    found_ = size_;
-    for (int64_t i = 0; i < found_; i++) {
-      scores_[size_t(i)] = best_[size_t(i)].score;
-      places_[size_t(i)] = best_[size_t(i)].key;
-    }
-    // Later keys must be better than the k-th, since ties go to the lowest key.
-    least_ = std::nextafter(best_[size_t(size_ - 1)].score, infinity);
-  }
-
   // The k best of what was found, in order.
-  void sort() {
-    size_ = std::min(found_, k_);
-    if (found_ <= num_maxima) {
-      int32_t order[num_maxima];
-      rank(scores_.data(), int(found_), order);
-      for (int64_t i = 0; i < found_; i++) best_[size_t(order[i])] = {scores_[size_t(i)], places_[size_t(i)]};
-      return;
-    }
-    for (int64_t i = 0; i < found_; i++) best_[size_t(i)] = {scores_[size_t(i)], places_[size_t(i)]};
-    std::partial_sort(best_.begin(), best_.begin() + size_, best_.begin() + found_,
-                      [](const Candidate &a, const Candidate &b) {
-                        return a.score > b.score || (a.score == b.score && a.key < b.key);
-                      });
+  void sort(int64_t found) {
+    size_ = std::min(found, k_);
+    if (size_ == 0 || (found <= num_maxima && (sorted<false>(found) || sorted<true>(found)))) return;
+    std::vector<int64_t> order(static_cast<size_t>(found));
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + size_, order.end(), [this](int64_t a, int64_t b) {
+      return scores_[size_t(a)] > scores_[size_t(b)] || (scores_[size_t(a)] == scores_[size_t(b)] && a < b);
+    });
+    for (int64_t i = 0; i < size_; i++) best_[size_t(i)] = keys_[size_t(order[size_t(i)])];
   }
 
-  int64_t k_, found_ = 0, size_ = 0;
-  float least_ = 0;
+  // Sorts all that was found, at most num_maxima: a place is how many are ahead, counted without a branch. With `ties`,
+  // equal scores have the order they lie in; without, false is returned if there are any.
+  template <bool ties>
+  bool sorted(int64_t found) {
+    const float *scores = scores_.data();
+    store(scores_.data() + found, all(-infinity));
+    uint64_t taken = 0;
+    for (int64_t i = 0; i < found; i++) {
+      int place = -1;  // it counts itself
+      for (int64_t v = 0; v < found; v += lanes) {
+        const Floats others = load(scores + v);
+        uint64_t ahead = lanes_at_least(others, scores[i]);
+        if (ties) ahead &= ~lane_bits((others == scores[i]) & (lane_numbers() > int32_t(i - v)));
+        place += __builtin_popcountll(ahead);
+      }
+      best_[size_t(place)] = keys_[size_t(i)];
+      taken |= uint64_t(1) << place;
+    }
+    return taken == ~uint64_t(0) >> (64 - found);
+  }
+
+  int64_t k_, size_ = 0;
   std::vector<float> scores_;
-  std::vector<int64_t> places_;
-  std::vector<Candidate> best_;
+  std::vector<int64_t> keys_, best_;
 };
 
 }  // namespace heedful

@@ -66,6 +66,15 @@ inline uint64_t lane_bits(Ints truth) {
 #endif
 }
 
+// One bit per lane that is no less than a bound.
+inline uint64_t lanes_at_least(Floats x, float bound) {
+#if defined(__AVX512F__)  // compilers do not see that the comparison below is one instruction here
+  return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), _mm512_set1_ps(bound), _CMP_GE_OQ);
+#else
+  return lane_bits(x >= bound);
+#endif
+}
+
 inline bool any(Ints truth) { return lane_bits(truth) != 0; }
 
 inline Ints lane_numbers() {

@@ -5,39 +5,39 @@
 
 namespace heedful {
 
-// A row's weights are `inverse` times the numbers left in the panel.
+// A row's weights are `inverse` times the numbers left in the panel. An empty row is what stands here.
 struct RowSummary {
   float max_logit = -infinity;
-  float logsumexp = -infinity;
-  float entropy = 0;
-  float mass = 0;  // sum of the weights
+  float base = -infinity, log_base = 0, total = 1;  // the logsumexp is base + log_base + log(total)
+  float moment = 0;                                 // sum of the weights times (their logit - max_logit)
+  float mass = 0;                                   // sum of the weights
   float inverse = 0;
   float top = 0;  // the score that became e^0
 };
 
 // A row whose sum is not a number has no weights: NaN wherever the query sees a key.
-inline RowSummary spoil(float *x, int64_t n, float unseen, TopK &topk, int64_t first_key) {
+inline RowSummary spoil(float *x, int64_t n, float unseen, TopK &topk) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   topk.clear();
   for (int64_t i = 0; i < n; i++) {
-    if (x[i] != unseen) topk.append(nan, first_key + i);
+    if (x[i] != unseen) topk.append(i);
     x[i] = x[i] == unseen ? 0 : nan;
   }
-  return {nan, nan, nan, nan, 1, nan};
+  return {nan, nan, nan, nan, nan, nan, 1, nan};
 }
 
 // `factor` turns a score into a logit; a score of -infinity is a pair that is not visible, and only occurs with `holes`.
-// `topk` finds the largest scores before they are gone; the keys are numbered from `first_key`.
-inline RowSummary weigh_row(float *x, int64_t n, float factor, bool holes, float sink, TopK &topk, int64_t first_key) {
+// `topk` finds the largest scores before they are gone.
+inline RowSummary weigh_row(float *x, int64_t n, float factor, bool holes, float sink, TopK &topk) {
   RowSummary row;
   float maxima[num_maxima];
   const float most = row_maximum(x, n, maxima);
-  topk.search(x, n, first_key, maxima);
+  topk.search(x, n, maxima);
   if (most == -infinity) {
     for (int64_t i = 0; i < n; i++)
-      if (x[i] != x[i]) return spoil(x, n, -infinity, topk, first_key);
+      if (x[i] != x[i]) return spoil(x, n, -infinity, topk);
     std::fill(x, x + n, 0.0f);
-    row.logsumexp = sink;
+    row.base = sink;
     return row;
   }
   row.max_logit = most * factor;
@@ -48,13 +48,14 @@ inline RowSummary weigh_row(float *x, int64_t n, float factor, bool holes, float
   const float shrink = above > 0 ? std::exp(-above) : 1;
   const float of_sink = above > 0 ? 1 : sink == -infinity ? 0 : std::exp(above);
   const float total = sums.mass * shrink + of_sink;
-  if (!(total < infinity)) return spoil(x, n, holes ? 0 : -infinity, topk, first_key);
-  const float log_total = std::max(above, 0.0f) + std::log(total);
+  if (!(total < infinity)) return spoil(x, n, holes ? 0 : -infinity, topk);
+  row.base = row.max_logit;
+  row.log_base = std::max(above, 0.0f);
+  row.total = total;
   row.inverse = shrink / total;
-  row.top = most;
+  row.moment = sums.moment * factor * row.inverse;
   row.mass = sums.mass * row.inverse;
-  row.logsumexp = row.max_logit + log_total;
-  row.entropy = log_total * row.mass - sums.moment * factor * row.inverse;
+  row.top = most;
   return row;
 }
 
