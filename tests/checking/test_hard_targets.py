@@ -111,6 +111,7 @@ def test_a_wrong_one_is_found_wrong_in_a_child_process(folder: Path) -> None:
     assert found.target == "attention(q, k, v, mask)"
 
 
+@pytest.mark.slow
 def test_an_endless_loop_is_ended(folder: Path) -> None:
     start = time.monotonic()
     found = apart(folder, "model.py:loops", timeout=12.0)

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONGEST = 80
+SLOW = {"passages.py", "train_with_entropy.py"}
 
 
 def promised(script: Path) -> str | None:
@@ -21,7 +22,11 @@ def promised(script: Path) -> str | None:
     return textwrap.dedent(text) + "\n" if found else None
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else ()) for path in EXAMPLES],
+    ids=lambda path: path.name,
+)
 def test_an_example_prints_what_it_promises(script: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(

@@ -20,8 +20,7 @@ class Rotary:
     """Turns each pair of entries of a query or key by `position * base ** (-2i / rotary_dim)`.
 
     Nothing is stored: sines and cosines are made when needed, in float32 (float64 for float64), so no cast of a module
-    reaches them, and any length, device and dtype works. The size of the heads is read from queries and
-    keys.
+    reaches them, and any length, device and dtype works. The size of the heads is read from queries and keys.
 
     Args:
         base: The slowest pair turns about `base` times slower than the fastest.
