@@ -92,7 +92,7 @@ def mean_distance(m: Matrix) -> Tensor:
 
 def profile(m: Matrix) -> Tensor:
     shares = [(m.weights * (m.distance == d)).sum((-1, -2)) for d in range(int(m.distance.max()) + 1)]
-    seen = m.logsumexp.isfinite().sum(-1)
+    seen = m.visible.any(-1).expand(m.weights.shape[:-1]).sum(-1)
     return torch.stack(shares, -1) / seen.clamp(min=1)[..., None]
 
 

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+from heedful import scaled_dot_product_attention
 from heedful._rows import Rows
 from heedful.positions import Alibi, RelativeBias
 
@@ -36,6 +37,17 @@ def test_alibi_slopes_are_those_of_bloom(num_heads):
     mask = torch.tensor([[1, 1]])
     slopes = bloom.build_alibi_tensor(mask, num_heads, torch.float32)[:, 0, 1]
     torch.testing.assert_close(Alibi(num_heads).slopes(), slopes)
+
+
+@pytest.mark.parametrize("backend", ["panels", "reference"])
+def test_alibi_is_as_exact_as_the_call(backend):
+    """The slopes of 12 heads are no float32 numbers, and distances multiply what rounding them would cost."""
+    query, key = torch.randn(2, 12, 3, 4).double(), torch.randn(2, 12, 301, 4).double()
+    _, weights = scaled_dot_product_attention(query, key, key, attn_bias=Alibi(12), backend=backend)
+    slopes = Alibi(12).slopes(dtype=torch.float64)
+    distance = (torch.arange(298, 301)[:, None] - torch.arange(301)).abs()
+    logits = query @ key.mT / 2 - slopes[:, None, None] * distance
+    torch.testing.assert_close(weights.full(), logits.softmax(-1), rtol=1e-12, atol=0)
 
 
 def test_alibi_favors_near_keys():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import boolean, describe, readable
+from ._checks import answer_dtype, boolean, describe, readable
 from ._inputs import check_tensors
 from ._rows import Index, Rows, all_rows
 from .masks import Dense, Mask
@@ -61,8 +61,8 @@ class Call:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What is computed and answered in: float64 for float64, float32 for everything else."""
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        """What is computed and answered in."""
+        return answer_dtype(self.query)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -129,7 +129,7 @@ def make_call(
         query,
         key,
         value,
-        all_rows(B, H, L, S, start, query.device),
+        all_rows(B, H, L, S, start, query),
         mask=_mask(mask, dims, sizes, query.device),
         bias=_bias(attn_bias, dims, sizes, query.device),
         scale=_scale(scale, E),

@@ -22,6 +22,11 @@ def readable(*tensors: Tensor) -> bool:
     return not torch.compiler.is_compiling()
 
 
+def answer_dtype(x: Tensor) -> torch.dtype:
+    """What a call with such tensors is computed and answered in: float64 for float64, float32 for everything else."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def integers(name: str, value: int | Tensor) -> Tensor:
     """An integer tensor of no or one dimension, not negative."""
     if isinstance(value, int) and not isinstance(value, bool):

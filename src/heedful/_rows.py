@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._checks import answer_dtype
+
 Index = slice | Tensor
 
 
@@ -36,6 +38,7 @@ class Rows:
         num_queries: Number of queries L of the whole call.
         num_keys: Number of keys S.
         device: Where the tensors of the call live.
+        dtype: What the call is computed in.
     """
 
     batch: Index
@@ -46,6 +49,7 @@ class Rows:
     num_queries: int
     num_keys: int
     device: torch.device
+    dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         """Pairs (start, stop) become slices: a slice given to a constructor holds constants for Dynamo."""
@@ -114,10 +118,10 @@ class Rows:
         return tensor
 
 
-def all_rows(B: int, H: int, L: int, S: int, start: int | Tensor, device: torch.device) -> Rows:
-    """All the rows of a call."""
+def all_rows(B: int, H: int, L: int, S: int, start: int | Tensor, query: Tensor) -> Rows:
+    """All the rows of a call with these sizes."""
     # Pairs, which become slices: a slice made here would hold constants for Dynamo.
     batch: Any = (0, B)
     heads: Any = (0, H)
     index: Any = (0, L)
-    return Rows(batch, heads, index, start, H, L, S, device)
+    return Rows(batch, heads, index, start, H, L, S, query.device, answer_dtype(query))

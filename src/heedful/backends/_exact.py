@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import answer_dtype
+
 
 def finite(x: Tensor) -> Tensor:
     """`x` with everything that is not finite replaced by 0."""
@@ -42,5 +44,4 @@ def all_finite(x: Tensor) -> bool:
         return True
     x = x.detach()
     # The sum tells at once, unless finite numbers add up to infinity.
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return bool(x.sum(dtype=wide).isfinite()) or bool(torch.isfinite(x).all())
+    return bool(x.sum(dtype=answer_dtype(x)).isfinite()) or bool(torch.isfinite(x).all())

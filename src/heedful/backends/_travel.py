@@ -9,7 +9,7 @@ The text says how the parts fit together. It is JSON, so that an exported progra
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -80,6 +80,8 @@ class Luggage:
             return "null"
         if isinstance(x, torch.device):
             return f'["device", "{x}"]'
+        if isinstance(x, torch.dtype):
+            return f'["dtype", "{str(x).removeprefix("torch.")}"]'
         if type(x) is tuple or type(x) is list:
             return self._all(type(x).__name__, x)
         if type(x) in FIELDS:
@@ -117,8 +119,8 @@ class Unpacked:
         made = [self._build(each) for each in given]
         if name in ("tuple", "list"):
             return tuple(made) if name == "tuple" else made
-        if name in ("slice", "device"):
-            return slice(*made) if name == "slice" else torch.device(*made)
+        if name in ("slice", "device", "dtype"):
+            return {"slice": slice, "device": torch.device, "dtype": partial(getattr, torch)}[name](*made)
         kind = NAMED[name]
         if issubclass(kind, tuple):
             return kind(*made)

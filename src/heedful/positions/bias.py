@@ -39,12 +39,14 @@ class Alibi:
         if self.num_heads < 1:
             raise ValueError(f"num_heads must be at least 1, got {self.num_heads}.")
 
-    def slopes(self, device: torch.device | str | None = None) -> Float[Tensor, " heads"]:
-        """The slope of each head, float32."""
+    def slopes(
+        self, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, " heads"]:
+        """The slope of each head."""
         lower = 2 ** math.floor(math.log2(self.num_heads))
         first = [2 ** (-8 * head / lower) for head in range(1, lower + 1)]
         more = [2 ** (-4 * head / lower) for head in range(1, 2 * (self.num_heads - lower), 2)]
-        return torch.tensor(first + more, dtype=torch.float32, device=device)
+        return torch.tensor(first + more, dtype=dtype, device=device)
 
     def bias(self, rows: Rows, keys: range) -> Float[Tensor, "... heads rows keys"]:
         """What to add to the scores of one panel.
@@ -54,7 +56,8 @@ class Alibi:
             keys: Its keys.
 
         Returns:
-            A float32 tensor, (heads, rows, keys), with the batch first where items stand at different positions.
+            A tensor in the dtype of the rows, (heads, rows, keys), with the batch first where items stand at different
+            positions.
 
         Raises:
             ValueError: The call has another number of query heads.
@@ -64,7 +67,7 @@ class Alibi:
         """
         _check_heads(self, rows)
         distance = (rows.positions - rows.key_positions(keys)).abs()
-        return -self.slopes(rows.device)[rows.heads, None, None] * distance
+        return -self.slopes(rows.device, rows.dtype)[rows.heads, None, None] * distance
 
 
 class RelativeBias(nn.Module):

@@ -23,7 +23,7 @@ class DistanceProfile(Reduction):
     place = "heads"
 
     def panel(self, panel):
-        seen = (panel.logsumexp > -torch.inf).sum(-1).to(panel.weights.dtype)
+        seen = panel.visible.any(-1).sum(-1).to(panel.weights.dtype)
         return _by_distance(panel, distances(panel.call.rows)), seen
 
     def finish(self, total, call):

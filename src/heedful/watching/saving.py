@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import backends, reductions
 from .._call import Call, TensorBias
 from .._files import read_safetensors, replace_file
-from .._rows import Rows
+from .._rows import Rows, all_rows
 from .._weights import Weights
 from ..masks import Mask, _algebra, _patterns
 from ..reductions import Reduction, TopKResult
@@ -273,4 +273,4 @@ def _read(found: dict[str, Tensor], given: dict[str, Any], following: Weights | 
 def _rows(query: Tensor, key: Tensor, start: int | list[int]) -> Rows:
     B, H, L, _ = query.shape
     place = start if isinstance(start, int) else torch.tensor(start)
-    return Rows(slice(0, B), slice(0, H), slice(0, L), place, H, L, key.shape[2], query.device)
+    return all_rows(B, H, L, key.shape[2], place, query)

@@ -41,7 +41,7 @@ MADE_OF: dict[type, tuple[str, ...]] = {
     MeanDistance: ("mean_distance",),
     TopK: ("topk",),
     Full: ("weights",),
-    DistanceProfile: ("profile", "logsumexp"),
+    DistanceProfile: ("profile", "max_logit"),
     ByKey: ("carried_sum",),
     KeyColumns: ("carried_sum",),
     QueryRows: ("rows",),
@@ -114,7 +114,7 @@ class Plan:
                 rows = found["max_logit"]
                 return rows.amax(-1) if rows.shape[-1] else rows.new_full(rows.shape[:2], -torch.inf)
             case DistanceProfile():
-                return found["profile"], (found["logsumexp"] > -torch.inf).sum(-1).float()
+                return found["profile"], (found["max_logit"] > -torch.inf).sum(-1).float()
             case Pooled(how="mass"):
                 assert self.wanted.map is not None
                 queries = torch.bincount(self.wanted.map.row, minlength=reduction.rows)
