@@ -102,3 +102,23 @@ def test_a_matrix_that_does_not_come_apart_is_not_called_wrong() -> None:
         "I can't tell which rows of its projections are query, key and value. With 3 query heads and 3 key heads, the "
         "matrices don't come apart: output (24, 24), fused (80, 24) (rows, features)."
     )
+
+
+class KeysAndValues(nn.Module):
+    """Cross attention: key and value from one matrix, of one input."""
+
+    def __init__(self, dim: int = 32, n_heads: int = 4) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.to_q, self.to_kv = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
+        self.to_out = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        parts = (self.to_q(x), *self.to_kv(context).chunk(2, -1))
+        heads = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in parts)
+        return self.to_out(functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+
+
+def test_keys_and_values_of_one_input_change_together() -> None:
+    found = check(KeysAndValues)
+    assert (found.verdict, found.hazards) == ("right", ()), str(found)

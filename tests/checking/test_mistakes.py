@@ -1,6 +1,7 @@
 """Every mistake of the catalogue, made again in another style, is named as itself, and nothing else is."""
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from zoo import KINDS, ZOO
@@ -54,3 +55,17 @@ def test_the_numbers_are_those_of_one_head() -> None:
     assert [m.description for m in found.mistakes] == [
         "scores are divided by 8.00 = head_dim; expected 2.83 = sqrt(head_dim)"
     ]
+
+
+@pytest.mark.parametrize("blocked", [-torch.inf, -1e9])
+def test_softmax_over_queries_under_a_causal_mask(blocked: float) -> None:
+    """With more keys than queries some columns are blocked whole: NaN everywhere, which other mistakes explain too."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = q @ k.mT / q.size(-1) ** 0.5
+        later = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+        return logits.masked_fill(later, blocked).softmax(-2) @ v
+
+    found = check(attention)
+    assert ([m.name for m in found.mistakes], found.properties) == (["softmax-over-queries"], ()), str(found)
+    assert "always causal, aligned to the start" in found.conventions

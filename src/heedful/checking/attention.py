@@ -138,7 +138,18 @@ def start(record: Record, caller: Any, shape: Shape, claims: Claims, progress: P
     """The examination that starts with one way to call the target."""
     exam = Exam(record, caller, caller.fit(shape), claims, most=caller.most, progress=progress)
     exam.evidence.append(exam.look(caller.base(exam.shape)))
+    if exam.evidence[0].seen.output.isnan().all():
+        exam.evidence += equal_lengths(exam)
     return exam
+
+
+def equal_lengths(exam: Exam) -> list[Evidence]:
+    """The answer for as many queries as keys, where it has numbers: under a causal mask, say, no key is unseen then."""
+    try:
+        equal = exam.look(exam.caller.base(replace(exam.shape, queries=CROSS.queries, keys=CROSS.queries)))
+    except CallFailed:
+        return []
+    return [] if equal.seen.output.isnan().all() else [equal]
 
 
 def explain_plain(exams: Sequence[Sequence[Exam]], readings: Sequence[Reading]) -> Exam | None:
@@ -204,11 +215,7 @@ def windows_of(exam: Exam, reached: Tensor) -> list[Window]:
     found = seen_windows(reached)
     if len(found) < 2:
         return found
-    try:
-        equal = exam.look(exam.caller.base(replace(exam.shape, queries=CROSS.queries, keys=CROSS.queries)))
-    except CallFailed:
-        return found
-    confirmed = seen_windows(reach(equal, exam.caller))
+    confirmed = [w for equal in equal_lengths(exam) for w in seen_windows(reach(equal, exam.caller))]
     return [w for w in found if any((w.before, w.after) == (c.before, c.after) for c in confirmed)] or found
 
 

@@ -63,8 +63,8 @@ class Case:
         return self.query is self.key and self.key is self.value
 
     def with_side(self, side: str, tensor: Tensor) -> "Case":
-        """The case with another query, key or value; where they are one tensor, with all three."""
-        sides = ("query", "key", "value") if self.same else (side,)
+        """The case with another query, key or value, and with what is the same tensor."""
+        sides = [each for each in ("query", "key", "value") if getattr(self, each) is getattr(self, side)]
         return replace(self, **dict.fromkeys(sides, tensor))
 
     @property

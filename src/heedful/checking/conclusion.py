@@ -15,7 +15,7 @@ def conclude(exam: Exam) -> None:
     """The mistakes of the best hypothesis, then the conventions."""
     for made in exam.best.made:
         report(exam, made)
-    if exam.evidence[0].seen.output.isnan().all():
+    if all(item.seen.output.isnan().all() for item in exam.evidence):
         exam.record.untold.append(
             "every number of the answer is NaN, so that other mistakes may hide behind it"
         )

@@ -32,7 +32,7 @@ def gradients(exam: Exam) -> None:
         return
     direction = torch.randn(found.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     wanted = right_gradients(item, hypothesis, direction)
-    if wanted is None or not found.isfinite().all():
+    if wanted is None or not all(x.isfinite().all() for x in (found, *wanted.values())):
         return
     if not found.requires_grad:
         report_missing(exam, names)

@@ -44,6 +44,6 @@ def find(name: str) -> Mistake:
     known = {m.name: m for m in mistakes()}
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or [m for m in known if name in m]
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6) or [m for m in known if name in m]
     hint = f"Did you mean {' or '.join(close)}?" if close else "`heedful check --list` shows all names."
     raise KeyError(f"no mistake is called {name!r}. {hint}")

@@ -112,9 +112,9 @@ def half_gradient(x: Tensor) -> Tensor:
 
 @family.mistake(
     "gradient-wrong",
-    summary="the gradient is off, though the output is right",
+    summary="the gradient does not belong to the output",
     stage="score",
-    says="the gradient of the {which} is off by {difference:.1e}, though the output is right",
+    says="the gradient of {which} is off by {difference:.1e}: it does not belong to the output",
     remedy="check a hand-written backward with torch.autograd.gradcheck in float64",
     source="pytorch/pytorch#133671, #133458 (backward passes that differ)",
     shows="any backward pass",
