@@ -355,7 +355,8 @@ MESSAGES = {
     "other-batch": (
         lambda: update((3, H, 1, 4), (3, H, 1, 5)),
         ValueError,
-        "key must be (2, 3, 'any', 4) like the cache, got (3, 3, 1, 4). Begin anew with cache.reset().",
+        "key must be (2, 3, any, 4) like the cache, got (3, 3, 1, 4). "
+        "Each layer needs a cache of its own; cache.reset() begins anew.",
     ),
     "other-dtype": (
         lambda: (
@@ -422,6 +423,11 @@ def test_bad_input_says_what_to_do_and_leaves_the_cache_as_it_was(name):
         (lambda: KVCache(max_length=0), "max_length must be at least 1, got 0."),
         (lambda: KVCache(window=0), "window must be at least 1, got 0."),
         (
+            lambda: KVCache(5),
+            "KVCache takes its arguments by name, got 5 without one. Write KVCache(max_length=...) or "
+            "KVCache(window=...).",
+        ),
+        (
             lambda: KVCache(max_length=8, window=3),
             "max_length and window cannot both be given, got 8 and 3. A window bounds the memory by itself.",
         ),
@@ -437,6 +443,6 @@ def test_bad_input_says_what_to_do_and_leaves_the_cache_as_it_was(name):
     ],
 )
 def test_an_impossible_cache_is_refused(make, message):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises((TypeError, ValueError)) as caught:
         make()
     assert str(caught.value) == message

@@ -431,8 +431,9 @@ def call(*shapes, **options):
 
 
 MESSAGES = [
-    (lambda: MultiHeadAttention(0, 1), ValueError, "embed_dim must be at least 1, got 0."),
-    (lambda: MultiHeadAttention(8, 0), ValueError, "num_heads must be at least 1, got 0."),
+    (lambda: MultiHeadAttention(0, 1), ValueError, "embed_dim must be an integer of at least 1, got 0."),
+    (lambda: MultiHeadAttention("8", 1), ValueError, "embed_dim must be an integer of at least 1, got '8'."),
+    (lambda: MultiHeadAttention(8, 0), ValueError, "num_heads must be an integer of at least 1, got 0."),
     (
         lambda: MultiHeadAttention(8, 3),
         ValueError,
@@ -484,6 +485,29 @@ MESSAGES = [
         lambda: MultiHeadAttention(E, H)([1.0]),
         TypeError,
         "query must be a tensor, got list.",
+    ),
+    (
+        lambda: MultiHeadAttention(8, 2, batch_first=True),
+        TypeError,
+        "MultiHeadAttention() has no argument 'batch_first': leave it out: tensors are always batch first.",
+    ),
+    (
+        call((2, 3, 12), key_padding_mask=None),
+        TypeError,
+        "MultiHeadAttention has no argument 'key_padding_mask': write mask=~key_padding_mask: in a mask of heedful, "
+        "True = may attend.",
+    ),
+    (
+        lambda: MultiHeadAttention(E, H)(torch.zeros(2, 3, E).double()),
+        TypeError,
+        "query must have the dtype of the module, torch.float32, got torch.float64. Use query.to(torch.float32), or "
+        "convert the module with .to(torch.float64).",
+    ),
+    (
+        call((2, 5, 12), mask=torch.ones(3, 5, dtype=torch.bool)),
+        ValueError,
+        "mask must be (L, S), (batch, S), (batch, L, S) or (batch, heads, L, S), with batch = 2, L = 5, S = 5; got "
+        "(3, 5).",
     ),
     (
         call((2, 3, 12), cache={}),

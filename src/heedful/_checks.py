@@ -45,7 +45,9 @@ def integers(name: str, value: int | Tensor) -> Tensor:
 
 def boolean(name: str, value: Tensor) -> Tensor:
     """A bool tensor from a bool or integer 0/1 tensor."""
-    if not isinstance(value, Tensor) or value.dtype.is_floating_point or value.dtype.is_complex:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a bool or integer 0/1 tensor, got {type(value).__name__}.")
+    if value.dtype.is_floating_point or value.dtype.is_complex:
         raise TypeError(
             f"{name} must be bool or integer 0/1, got {describe(value)}. "
             "A float mask could mean two things: write mask=(m != 0) if nonzero means may attend, "
@@ -72,6 +74,10 @@ OF_TORCH = {
     "is_causal": "write mask=heedful.masks.causal(), and query_start=0 to count from the first key as torch does",
     "enable_gqa": "leave it out: key heads are shared wherever there are fewer of them",
     "need_weights": "leave it out: the weights are always returned, and cost nothing until they are asked",
+    "average_attn_weights": "leave it out: weights are per head, and weights.mean(-3) is their mean",
+    "key_padding_mask": "write mask=~key_padding_mask: in a mask of heedful, True = may attend",
+    "batch_first": "leave it out: tensors are always batch first",
+    "dropout": "write dropout_p=",
 }
 
 

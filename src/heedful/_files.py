@@ -8,6 +8,8 @@ from torch import Tensor
 
 def replace_file(path: Path, data: bytes) -> None:
     """Put a whole file in place of another, or leave that other untouched. Raises OSError."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}.")
     draft = path.with_name(f".{path.name}.draft")
     try:
         with draft.open("wb") as file:

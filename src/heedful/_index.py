@@ -42,6 +42,8 @@ def parse(index: Any, shape: tuple[int, ...], device: torch.device) -> Plan | No
     final: list[Any] = []
     advanced = 0
     for item in items:
+        if isinstance(item, str | float):
+            raise IndexError(f"weights take integers, slices and index tensors, got {item!r}.")
         if item is None:
             final.append(None)
             continue

@@ -79,6 +79,8 @@ def ablate(*heads: int) -> Edit:
 
     Cost: one pass over each panel.
     """
+    if not heads:
+        raise TypeError("ablate() needs a head: write ablate(0), or ablate(0, 4) for two.")
     for head in heads:
         if isinstance(head, bool) or not isinstance(head, int):
             raise TypeError(

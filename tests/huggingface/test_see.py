@@ -171,7 +171,7 @@ def test_without_transformers_there_is_the_line_that_installs_it(tmp_path: Path,
     with pytest.raises(models.ModelNotInstalled) as caught:
         models.load(str(path))
     assert str(caught.value) == (
-        f"{path} is a model for transformers. Install that with:\n  pip install 'heedful[huggingface]'"
+        f"{path} is a model for transformers. Install that with:\n  pip install transformers"
     )
 
 

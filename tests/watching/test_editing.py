@@ -199,6 +199,7 @@ def test_bad_arguments() -> None:
             model,
             {"layers.0": [0]},
         ),
+        "edits must map names of modules to edits, got 1 as a name.": (model, {1: edits.ablate(0)}),
     }
     for message, (given, chosen) in bad.items():
         with pytest.raises((TypeError, ValueError)) as caught, edit(given, chosen):

@@ -341,6 +341,8 @@ def test_modules_left_out_are_not_complained_about() -> None:
 
 def test_a_number_beyond_the_layers_is_an_error_once_they_are_known() -> None:
     model = Small()
+    with pytest.raises(ValueError, match="layers names no attention module"), watch(model, layers=[]):
+        pass
     with torch.no_grad(), pytest.raises(ValueError) as caught, watch(model, layers=[7]) as seen:
         model(text())
     assert str(caught.value) == (

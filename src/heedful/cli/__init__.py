@@ -14,11 +14,11 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 app.command()(see)
-app.command()(models)
+app.command(short_help="List the models that can read a text.")(models)
 app.command()(check)
-app.command()(train)
-app.command()(schedule)
-app.command()(info)
+app.command(short_help="Train a small transformer, and watch its heads form.")(train)
+app.command(short_help="Show a learning-rate schedule.")(schedule)
+app.command(short_help="Say what computes attention here, and why.")(info)
 
 
 def _version(wanted: bool) -> None:

@@ -42,7 +42,7 @@ def load(source: str, name: str) -> Reader:
         if error.name != "transformers":
             raise ModelUnreadable(_said(f"{source} cannot be loaded", error)) from None
         raise ModelNotInstalled(
-            f"{source} is a model for transformers. Install that with:\n  pip install 'heedful[huggingface]'"
+            f"{source} is a model for transformers. Install that with:\n  pip install transformers"
         ) from None
     except Exception as error:  # transformers and what it stands on raise plain ones too
         raise ModelUnreadable(_said(f"{source} cannot be loaded", error)) from None

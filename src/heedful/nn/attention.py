@@ -1,6 +1,6 @@
 """Multi-head attention as a module: projections around `scaled_dot_product_attention`."""
 
-from typing import Any
+from typing import Any, Never
 
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from heedful import masks
 from heedful._attention import Attention, scaled_dot_product_attention
+from heedful._checks import unknown_arguments
 from heedful.nn import convert
 from heedful.nn.cache import KVCache, unchanged_on_error
 from heedful.nn.inputs import check_inputs, check_settings, fit_mask
@@ -51,6 +52,7 @@ class MultiHeadAttention(nn.Module):
         sinks: Whether each head learns the logit of a key without a value; its weights then sum to less than one.
         device: Where the parameters are made.
         dtype: Their floating point type.
+        unknown: Nothing else is taken; an argument of torch's gets an error that says what to write.
 
     Raises:
         TypeError, ValueError: An argument is not as above; the message says which and what to do.
@@ -86,8 +88,11 @@ class MultiHeadAttention(nn.Module):
         sinks: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **unknown: Never,
     ) -> None:
         super().__init__()
+        if unknown:
+            raise TypeError(f"MultiHeadAttention() has no {unknown_arguments(unknown)}")
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_settings(embed_dim, num_heads, num_kv_heads, head_dim, dropout, position, softcap)
         self.embed_dim = embed_dim
@@ -135,6 +140,7 @@ class MultiHeadAttention(nn.Module):
         cache: KVCache | None = None,
         reduce: Any = (),
         edit: Any = None,
+        **unknown: Never,
     ) -> Attention:
         """Attend from `query` to `key`, and return what was found there in `value`.
 
@@ -152,6 +158,7 @@ class MultiHeadAttention(nn.Module):
                 cache does not hide later tokens: give `masks.causal()` for that.
             reduce: Questions to answer in the same pass; `weights` remembers the answers.
             edit: A function panel -> weights, or several.
+            unknown: Nothing else is taken; an argument of torch's gets an error that says what to write.
 
         Returns:
             `Attention(output, weights)`: output (batch, L, embed_dim); weights, of shape (batch, num_heads, L, S), are
@@ -163,6 +170,8 @@ class MultiHeadAttention(nn.Module):
         Cost:
             As `scaled_dot_product_attention`, and four matrix products.
         """
+        if unknown:
+            raise TypeError(f"MultiHeadAttention has no {unknown_arguments(unknown)}")
         key = query if key is None else key
         value = key if value is None else value
         check_inputs(self, query, key, value, cache)

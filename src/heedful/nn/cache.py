@@ -8,8 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful import masks
+from heedful.positions.naming import by_name
 
 
+@by_name("Write KVCache(max_length=...) or KVCache(window=...).")
 class KVCache:
     """Keys and values of one attention layer, for every token seen so far. Changed in place by `update`.
 
@@ -217,9 +219,10 @@ class KVCache:
                     "Begin anew with cache.reset()."
                 )
             if (*new.shape[:2], new.shape[3]) != (*held.shape[:2], held.shape[3]):
+                batch, heads, _, size = held.shape
                 raise ValueError(
-                    f"{name} must be {(*held.shape[:2], 'any', held.shape[3])} like the cache, "
-                    f"got {tuple(new.shape)}. Begin anew with cache.reset()."
+                    f"{name} must be ({batch}, {heads}, any, {size}) like the cache, got {tuple(new.shape)}. "
+                    "Each layer needs a cache of its own; cache.reset() begins anew."
                 )
         if self.max_length is not None and self.longest + key.shape[2] > self.max_length:
             raise ValueError(

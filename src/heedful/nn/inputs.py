@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from heedful import masks
 from heedful.nn.cache import KVCache
@@ -22,8 +23,8 @@ def check_settings(
 ) -> None:
     """Raise unless the arguments of the module fit together."""
     for name, number in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}.")
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {number!r}.")
     if head_dim is None and embed_dim % num_heads:
         raise ValueError(
             f"embed_dim must be divisible by num_heads, got {embed_dim} and {num_heads}. "
@@ -70,6 +71,7 @@ def check_inputs(
         if tensor.ndim != 3 or tensor.shape[2] != size:
             single = f" For a single sequence, give {name}[None]." if tensor.ndim == 2 else ""
             raise ValueError(f"{name} must be (batch, length, {size}), got {tuple(tensor.shape)}.{single}")
+        _check_dtype(name, tensor, getattr(module, f"{name[0]}_proj"))
     if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
         raise ValueError(
             "query, key and value must have one batch size, and key and value one length.\n"
@@ -86,6 +88,18 @@ def check_inputs(
         raise ValueError(
             f"query must not be longer than the tokens added to the cache, got {query.shape[1]} and {key.shape[1]}: "
             "the queries are the last of the new tokens."
+        )
+
+
+def _check_dtype(name: str, tensor: Tensor, projection: nn.Module) -> None:
+    """A plain projection takes its own dtype only, but where autocast converts what it is given."""
+    if type(projection) is not nn.Linear or tensor.is_meta or torch.is_autocast_enabled(tensor.device.type):
+        return
+    dtype = projection.weight.dtype
+    if tensor.dtype != dtype:
+        raise TypeError(
+            f"{name} must have the dtype of the module, {dtype}, got {tensor.dtype}. "
+            f"Use {name}.to({dtype}), or convert the module with .to({tensor.dtype})."
         )
 
 
@@ -115,7 +129,7 @@ def _four_dims(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
             )
         if given[0] == batch:
             return mask[:, None, None]
-    if mask.ndim == 2:
+    if mask.ndim == 2 and given[0] in (1, L):
         return mask[None, None]
     if mask.ndim == 3 and given[0] in (1, batch):
         return mask[:, None]

@@ -64,6 +64,8 @@ def _by_distance(panel: Panel, size: int) -> Tensor:
 class Pooled(Reduction):
     """A small map of a head, (..., H, rows, cols): queries and keys in equal blocks, in order.
 
+    With more blocks than queries or keys, some hold none and are 0.
+
     Args:
         rows: Blocks of queries.
         cols: Blocks of keys.

@@ -18,7 +18,7 @@ CLASS_COLORS = {
     "same token": "#cc79a7",
     "mixed": "0.85",
 }
-INSTALL = "pip install 'heedful[plot]'"
+INSTALL = "pip install matplotlib"
 
 
 def draw_run(folder: RunFolder) -> list[Path]:

@@ -45,7 +45,9 @@ def resume(console: Console, path: Path) -> int:
     trainer = Trainer.resume(path)
     say(
         console,
-        f"Continuing {trainer.folder.path} after {trainer.state.step} of {trainer.recipe.steps} updates.",
+        f"{trainer.folder.path} has had all its updates: nothing is left to do."
+        if trainer.finished
+        else f"Continuing {trainer.folder.path} after {trainer.state.step} of {trainer.recipe.steps} updates.",
     )
     return _run(console, trainer)
 
@@ -103,7 +105,7 @@ def _finish(console: Console, trainer: Trainer) -> None:
     say(
         console,
         f"{state.step} updates in {state.seconds:.0f} s.{early} Lowest held-out loss {state.best_loss:.3f} at update "
-        f"{state.best_step}, {below:.2f} nats below a table of pairs.\n"
+        f"{state.best_step}, {abs(below):.2f} nats {'below' if below >= 0 else 'above'} a table of pairs.\n"
         f"{folder.path}\n"
         f'Look at it: heedful see --model {folder.path} "Once upon a time"',
     )

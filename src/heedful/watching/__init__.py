@@ -65,6 +65,8 @@ def watch(
     """
     names = Names(model)
     wanted = None if layers is None else as_patterns(layers)
+    if wanted == ():
+        raise ValueError("layers names no attention module. None watches all of them.")
     if wanted is not None:
         names.check("layers", wanted)
     check_kernels(names.model)

@@ -68,9 +68,11 @@ def _checked(names: Names, edits: Mapping[str, Edit | Sequence[Edit]]) -> dict[s
     names.check("edits", tuple(edits))
     chosen = {}
     for name, given in edits.items():
+        if not isinstance(name, str):
+            raise TypeError(f"edits must map names of modules to edits, got {name!r} as a name.")
         chosen[name] = (given,) if callable(given) else tuple(given)
         wrong = next((each for each in chosen[name] if not callable(each)), None)
-        if wrong is not None or isinstance(name, int):
+        if wrong is not None:
             raise TypeError(
                 f"edits[{name!r}] must be a function panel -> weights, or several, got {given!r}."
             )
