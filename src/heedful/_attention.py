@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import backends
 from ._call import check_reductions, make_call
-from ._checks import readable, unknown_arguments
+from ._checks import autocast_dtype, readable, unknown_arguments
 from ._listeners import listeners
 from ._pytrees import register_namedtuple
 from ._weights import Weights
@@ -109,10 +109,7 @@ def scaled_dot_product_attention(
 
 def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the dtype that autocast asks for, as torch does for its own attention; float64 stays."""
-    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+    dtype = autocast_dtype(tensors[0])
+    if dtype is None or not all(isinstance(tensor, Tensor) for tensor in tensors):
         return tensors
-    device = tensors[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)

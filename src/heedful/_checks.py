@@ -22,6 +22,14 @@ def readable(*tensors: Tensor) -> bool:
     return not torch.compiler.is_compiling()
 
 
+def autocast_dtype(x: object) -> torch.dtype | None:
+    """What autocast wants such a tensor in; None where it is off."""
+    if not torch._C._is_any_autocast_enabled() or not isinstance(x, Tensor) or x.is_meta:
+        return None
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 def answer_dtype(x: Tensor) -> torch.dtype:
     """What a call with such tensors is computed and answered in: float64 for float64, float32 for everything else."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

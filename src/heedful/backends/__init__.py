@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._call import Call
-from .._checks import readable
+from .._checks import autocast_dtype, readable
 from ..masks import Dense
 from ..reductions import ByKey, Full, QueryRows, Reduction
 
@@ -89,7 +89,7 @@ def run(
     """Run a call on a backend. Backends may rely on S >= 1 and on autocast being off."""
     if not readable(call.query):
         return backend.run(call, reductions, need_output)
-    if torch.is_autocast_enabled(call.query.device.type):
+    if autocast_dtype(call.query) is not None:
         with without_autocast(call):
             return run(backend, call, reductions, need_output)
     if not call.key.shape[2]:
@@ -99,8 +99,9 @@ def run(
 
 def without_autocast(call: Call) -> AbstractContextManager[Any]:
     """Operations in the dtype of their tensors, forward and backward: the call has chosen its dtype."""
-    device = call.query.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    if autocast_dtype(call.query) is None:
+        return nullcontext()
+    return torch.autocast(call.query.device.type, enabled=False)
 
 
 def _run_without_keys(

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from heedful import masks
+from heedful._checks import autocast_dtype
 from heedful.nn.cache import KVCache
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def check_inputs(
 
 def _check_dtype(name: str, tensor: Tensor, projection: nn.Module) -> None:
     """A plain projection takes its own dtype only, but where autocast converts what it is given."""
-    if type(projection) is not nn.Linear or tensor.is_meta or torch.is_autocast_enabled(tensor.device.type):
+    if type(projection) is not nn.Linear or autocast_dtype(tensor) is not None:
         return
     dtype = projection.weight.dtype
     if tensor.dtype != dtype:

@@ -84,15 +84,8 @@ def in_memory(x: Tensor) -> Tensor:
 
 
 def array(tensor: Tensor) -> Array:
-    """A (B, H, L, ...) tensor as the kernel sees it; broadcast dimensions have stride 0."""
-    shape, (batch, head, row, column) = tensor.shape, tensor.stride()
-    strides = FOUR(
-        batch if shape[0] != 1 else 0,
-        head if shape[1] != 1 else 0,
-        row if shape[2] != 1 else 0,
-        column if shape[3] != 1 else 0,
-    )
-    return Array(tensor.data_ptr(), DTYPES[tensor.dtype], strides)
+    """A (B, H, L, ...) tensor as the kernel sees it."""
+    return Array(tensor.data_ptr(), DTYPES[tensor.dtype], FOUR(*tensor.stride()))
 
 
 @dataclass(frozen=True)

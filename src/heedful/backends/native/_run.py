@@ -108,13 +108,19 @@ def _forward(call: Call, visible: Visible, wanted: Wanted, whole: Call | None = 
 def _room(call: Call, wanted: Wanted, whole: Call) -> Answers:
     """Memory for the answers."""
     (B, H, L, _), (S, Ev) = call.query.shape, call.value.shape[2:]
-    shapes = dict.fromkeys(PER_ROW, (B, H, L)) | dict.fromkeys(PER_KEY, (B, H, S))
-    shapes |= {"weights": (B, H, L, S), "row_state": (B, H, L, 2)}
-    if "profile" in wanted.names:
-        shapes["profile"] = (B, H, distances(whole.rows))
-    if wanted.map is not None:
-        shapes |= dict.fromkeys(("map_sum", "map_max"), (B, H, wanted.map.rows, wanted.map.columns))
-    answers = {name: torch.empty(shapes[name]) for name in wanted.names}
+
+    def shape(name: str) -> tuple[int, ...]:
+        if name in PER_ROW:
+            return B, H, L
+        if name in PER_KEY:
+            return B, H, S
+        if name == "profile":
+            return B, H, distances(whole.rows)
+        if wanted.map is not None and name in PER_HEAD:
+            return B, H, wanted.map.rows, wanted.map.columns
+        return B, H, L, 2 if name == "row_state" else S
+
+    answers = {name: torch.empty(shape(name)) for name in wanted.names}
     if wanted.topk:
         answers["topk_weight"] = torch.empty(B, H, L, wanted.topk)
         answers["topk_key"] = torch.empty(B, H, L, wanted.topk, dtype=torch.int64)

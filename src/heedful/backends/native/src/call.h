@@ -13,7 +13,7 @@ extern "C" {
 enum heedful_dtype { HEEDFUL_FLOAT32, HEEDFUL_BFLOAT16, HEEDFUL_FLOAT16, HEEDFUL_BOOL };
 enum heedful_status { HEEDFUL_OK, HEEDFUL_OUT_OF_MEMORY, HEEDFUL_WRONG_SIZE };
 
-// A four-dimensional array: (batch, head, row, column). A broadcast dimension has stride 0.
+// A four-dimensional array: (batch, head, row, column). A dimension that repeats has stride 0.
 typedef struct {
   void *data;
   int64_t dtype;
