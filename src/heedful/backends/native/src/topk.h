@@ -67,7 +67,7 @@ class TopK {
   }
 
  private:
-  static constexpr int64_t block = 4 * lanes;
+  static constexpr int64_t block = 64;  // keys, a bit each
   // Room for the best, for as many others, for those of one block, and to pad with a vector.
   int64_t capacity() const { return 2 * k_ + block + lanes; }
 
