@@ -439,7 +439,11 @@ MESSAGES = [
         ValueError,
         "embed_dim must be divisible by num_heads, got 8 and 3. Or give head_dim, the size of each head.",
     ),
-    (lambda: MultiHeadAttention(8, 3, head_dim=0), ValueError, "head_dim must be at least 1, got 0."),
+    (
+        lambda: MultiHeadAttention(8, 3, head_dim=0),
+        ValueError,
+        "head_dim must be an integer of at least 1, got 0.",
+    ),
     (
         lambda: MultiHeadAttention(8, 4, num_kv_heads=3),
         ValueError,
@@ -494,7 +498,7 @@ MESSAGES = [
     (
         call((2, 3, 12), key_padding_mask=None),
         TypeError,
-        "MultiHeadAttention has no argument 'key_padding_mask': write mask=~key_padding_mask: in a mask of heedful, "
+        "MultiHeadAttention has no argument 'key_padding_mask': write mask=heedful.masks.padding(~key_padding_mask): "
         "True = may attend.",
     ),
     (

@@ -24,7 +24,7 @@ def readable(*tensors: Tensor) -> bool:
 
 def autocast_dtype(x: object) -> torch.dtype | None:
     """What autocast wants such a tensor in; None where it is off."""
-    if not torch._C._is_any_autocast_enabled() or not isinstance(x, Tensor) or x.is_meta:
+    if not isinstance(x, Tensor) or x.is_meta:
         return None
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -83,9 +83,9 @@ OF_TORCH = {
     "enable_gqa": "leave it out: key heads are shared wherever there are fewer of them",
     "need_weights": "leave it out: the weights are always returned, and cost nothing until they are asked",
     "average_attn_weights": "leave it out: weights are per head, and weights.mean(-3) is their mean",
-    "key_padding_mask": "write mask=~key_padding_mask: in a mask of heedful, True = may attend",
+    "key_padding_mask": "write mask=heedful.masks.padding(~key_padding_mask): True = may attend",
     "batch_first": "leave it out: tensors are always batch first",
-    "dropout": "write dropout_p=",
+    "dropout": "the function takes dropout_p=, and a module dropout= where it is made",
 }
 
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from heedful import masks
@@ -22,7 +23,8 @@ def check_settings(
     softcap: float | None,
 ) -> None:
     """Raise unless the arguments of the module fit together."""
-    for name, number in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
+    numbers = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    for name, number in (numbers if head_dim is None else {**numbers, "head_dim": head_dim}).items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {number!r}.")
     if head_dim is None and embed_dim % num_heads:
@@ -30,8 +32,6 @@ def check_settings(
             f"embed_dim must be divisible by num_heads, got {embed_dim} and {num_heads}. "
             "Or give head_dim, the size of each head."
         )
-    if head_dim is not None and head_dim < 1:
-        raise ValueError(f"head_dim must be at least 1, got {head_dim}.")
     if num_heads % num_kv_heads:
         raise ValueError(
             f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}: "
@@ -92,14 +92,15 @@ def check_inputs(
 
 
 def _check_dtype(name: str, tensor: Tensor, projection: nn.Module) -> None:
-    """A plain projection takes its own dtype only, but where autocast converts what it is given."""
-    if type(projection) is not nn.Linear or autocast_dtype(tensor) is not None:
+    """A plain projection takes its own dtype only, but where autocast or a hook converts what it is given."""
+    if type(projection) is not nn.Linear or projection._forward_pre_hooks:
         return
-    dtype = projection.weight.dtype
-    if tensor.dtype != dtype:
+    floating, dtype = tensor.is_floating_point(), projection.weight.dtype
+    converted = floating and tensor.dtype != torch.float64 and autocast_dtype(tensor) is not None
+    if tensor.dtype != dtype and not converted:
+        other = f", or convert the module with .to({tensor.dtype})" if floating else ""
         raise TypeError(
-            f"{name} must have the dtype of the module, {dtype}, got {tensor.dtype}. "
-            f"Use {name}.to({dtype}), or convert the module with .to({tensor.dtype})."
+            f"{name} must have the dtype of the module, {dtype}, got {tensor.dtype}. Use {name}.to({dtype}){other}."
         )
 
 

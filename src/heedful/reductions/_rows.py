@@ -122,7 +122,7 @@ def largest(x: Tensor, k: int) -> Tensor:
     if width > 8 * groups:
         last = torch.arange(8 * groups, width, device=x.device)
         places = torch.cat([places, last.expand(*best.shape[:-1], -1)], -1)
-    # torch gives topk a second thread above 64 numbers in each of a panel's 512 rows: one more, that never wins
+    # torch gives topk a second thread above 64 numbers in each of a panel's 512 rows: one more, that beats none
     places = pad(places, (0, 1))
     candidates = x.gather(-1, places)
     candidates[..., -1] = -torch.inf

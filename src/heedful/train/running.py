@@ -45,7 +45,7 @@ def resume(console: Console, path: Path) -> int:
     trainer = Trainer.resume(path)
     say(
         console,
-        f"{trainer.folder.path} has had all its updates: nothing is left to do."
+        f"{trainer.folder.path} is finished: nothing is left to do."
         if trainer.finished
         else f"Continuing {trainer.folder.path} after {trainer.state.step} of {trainer.recipe.steps} updates.",
     )

@@ -1,7 +1,7 @@
 """Change the weights of chosen modules of a model while it runs: `heedful.edit`."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -70,7 +70,7 @@ def _checked(names: Names, edits: Mapping[str, Edit | Sequence[Edit]]) -> dict[s
     for name, given in edits.items():
         if not isinstance(name, str):
             raise TypeError(f"edits must map names of modules to edits, got {name!r} as a name.")
-        chosen[name] = (given,) if callable(given) else tuple(given)
+        chosen[name] = tuple(given) if isinstance(given, Iterable) and not callable(given) else (given,)
         wrong = next((each for each in chosen[name] if not callable(each)), None)
         if wrong is not None:
             raise TypeError(

@@ -78,9 +78,10 @@ class NativeGradient(Structure):
 
 def in_memory(x: Tensor) -> Tensor:
     """The tensor with its numbers as they lie in memory: some of torch's are negative only by a flag, or 0 by one."""
-    if x.is_neg() or x._is_zerotensor():
-        return x.detach().resolve_neg().clone()
-    return x
+    if not (x.is_neg() or x._is_zerotensor()):
+        return x
+    x = x.detach().resolve_neg()
+    return x.clone() if x._is_zerotensor() else x
 
 
 def array(tensor: Tensor) -> Array:

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include "softmax.h"
@@ -26,7 +25,9 @@ inline float kth_largest(const float *x, int n, int32_t k) {
 
 class TopK {
  public:
-  explicit TopK(int64_t k) : k_(k), scores_(k > 0 ? size_t(capacity()) : 0), keys_(scores_.size()), best_(keys_.size()) {}
+  explicit TopK(int64_t k) : k_(k), scores_(k > 0 ? size_t(capacity()) : 0), keys_(scores_.size()), best_(keys_.size()) {
+    candidates_.reserve(keys_.size());
+  }
 
   // Keys are numbered from that of x[0]. Among equal scores the lowest key comes first. `maxima` is what row_maximum
   // found.
@@ -68,8 +69,13 @@ class TopK {
 
  private:
   static constexpr int64_t block = 64;  // keys, a bit each
-  // Room for the best, for as many others, for those of one block, and to pad with a vector.
-  int64_t capacity() const { return 2 * k_ + block + lanes; }
+  struct Candidate {
+    float score;
+    int64_t key;
+  };
+
+  // Room for the best, for more than as many others, for those of one block, and to pad with a vector.
+  int64_t capacity() const { return 2 * k_ + 2 * block + lanes; }
 
   // A bound that at least k scores reach: each of the maxima is the score of another key.
   float least_of(const float *maxima) const {
@@ -87,18 +93,20 @@ class TopK {
   void sort(int64_t found) {
     size_ = std::min(found, k_);
     if (size_ == 0 || (found <= num_maxima && (sorted<false>(found) || sorted<true>(found)))) return;
-    std::vector<int64_t> order(static_cast<size_t>(found));
-    std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + size_, order.end(), [this](int64_t a, int64_t b) {
-      return scores_[size_t(a)] > scores_[size_t(b)] || (scores_[size_t(a)] == scores_[size_t(b)] && a < b);
-    });
-    for (int64_t i = 0; i < size_; i++) best_[size_t(i)] = keys_[size_t(order[size_t(i)])];
+    candidates_.clear();
+    for (int64_t i = 0; i < found; i++) candidates_.push_back({scores_[size_t(i)], keys_[size_t(i)]});
+    std::partial_sort(candidates_.begin(), candidates_.begin() + size_, candidates_.end(),
+                      [](const Candidate &a, const Candidate &b) {
+                        return a.score > b.score || (a.score == b.score && a.key < b.key);
+                      });
+    for (int64_t i = 0; i < size_; i++) best_[size_t(i)] = candidates_[size_t(i)].key;
   }
 
   // Sorts all that was found, at most num_maxima: a place is how many are ahead, counted without a branch. With `ties`,
   // equal scores have the order they lie in; without, false is returned if there are any.
   template <bool ties>
   bool sorted(int64_t found) {
+    static_assert(num_maxima <= 64, "a bit for each place");
     const float *scores = scores_.data();
     store(scores_.data() + found, all(-infinity));
     uint64_t taken = 0;
@@ -119,6 +127,7 @@ class TopK {
   int64_t k_, size_ = 0;
   std::vector<float> scores_;
   std::vector<int64_t> keys_, best_;
+  std::vector<Candidate> candidates_;
 };
 
 }  // namespace heedful

@@ -27,7 +27,6 @@ constexpr int tile_rows = 6, tile_columns = lanes * tile_vectors;
 typedef float Floats __attribute__((vector_size(4 * lanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * lanes)));
 typedef Floats LooseFloats __attribute__((aligned(4)));
-typedef Ints LooseInts __attribute__((aligned(4)));
 
 inline Floats load(const float *from) { return *reinterpret_cast<const LooseFloats *>(from); }
 inline void store(float *to, Floats x) { *reinterpret_cast<LooseFloats *>(to) = x; }
@@ -48,8 +47,6 @@ inline Floats larger(Floats a, Floats b) {
   return a > b ? a : b;
 #endif
 }
-
-inline void store_ints(int32_t *to, Ints x) { *reinterpret_cast<LooseInts *>(to) = x; }
 
 // One bit per lane in which a comparison holds.
 inline uint64_t lane_bits(Ints truth) {
