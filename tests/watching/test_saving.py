@@ -43,7 +43,9 @@ CALLS = {
     },
     "padding": {"mask": masks.padding(torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])) & masks.causal()},
     "dense": {"mask": torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(0)) > 0.3},
-    "bias": {"attn_bias": (torch.randn(1, 3, 5, 5), heedful.Alibi(3))},
+    "bias": {
+        "attn_bias": (torch.randn(1, 3, 5, 5, generator=torch.Generator().manual_seed(1)), heedful.Alibi(3))
+    },
     "cross": {"mask": masks.documents(torch.arange(5) // 2, torch.arange(5) // 3)},
 }
 
@@ -53,7 +55,7 @@ def test_weights_answer_as_before(name: str, tmp_path) -> None:
     seen = seen_of(Own(**CALLS[name]))
     seen.save(tmp_path / "seen.safetensors")
     (before,), (after,) = seen[""], load(tmp_path / "seen.safetensors")[""]
-    torch.testing.assert_close(after.full(), before.full(), rtol=0, atol=3e-7)
+    torch.testing.assert_close(after.full(), before.full(), rtol=0, atol=1e-7)
     torch.testing.assert_close(after.received("max", "kv_head"), before.received("max", "kv_head"))
 
 
