@@ -22,6 +22,8 @@ from .._rows import Rows
 
 Edit = Callable[["Panel"], Tensor]
 
+PIECE = 2**17  # numbers of a panel at a time: three such pieces stay in a core's cache
+
 
 @dataclass(frozen=True, eq=False)
 class Panel:
@@ -123,6 +125,16 @@ class Reduction:
     def finish(self, total: Any, call: Any) -> Any:
         """The answer, from the merged contributions of all panels."""
         return total
+
+
+def dot_rows(x: Tensor, y: Tensor, scratch: Tensor | None) -> Tensor:
+    """(x * y).sum(-1), some rows at a time in the beginning of `scratch`, if there is any; all have one shape."""
+    if scratch is None:
+        return (x * y).sum(-1)
+    rows = max(1, PIECE * x.shape[-2] // max(x.numel(), 1))
+    pieces = zip(x.split(rows, -2), y.split(rows, -2), strict=True)
+    room = scratch.flatten()
+    return torch.cat([torch.mul(a, b, out=room[: a.numel()].view(a.shape)).sum(-1) for a, b in pieces], -1)
 
 
 def value_norms(value: Tensor) -> Tensor:

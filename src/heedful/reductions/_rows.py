@@ -1,15 +1,16 @@
 """Answers per query: entropy, logsumexp, the largest weights."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool1d, pad
+from torch.nn.functional import pad
 
 from .._checks import describe, one_of
 from .._rows import Rows
-from ._protocol import Reduction
+from ._protocol import Reduction, dot_rows
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ class Entropy(Reduction):
         logsumexp = panel.logsumexp.masked_fill(panel.logsumexp == -torch.inf, 0)
         if panel.scratch is not None:
             if panel.call.sinks is None and bool((logsumexp.abs() < 16).all()):
-                mean_logit = torch.mul(panel.weights, panel.logits, out=panel.scratch).sum(-1)
-                return (logsumexp - mean_logit).clamp(min=0)
+                return (logsumexp - dot_rows(panel.weights, panel.logits, panel.scratch)).clamp(min=0)
             surprise = torch.sub(logsumexp[..., None], panel.logits, out=panel.scratch)
             return surprise.mul_(panel.weights).sum(-1)
         # A surprise of 1000 belongs to a weight that is 0 in float64 too; the bound keeps gradients finite.
@@ -96,7 +96,7 @@ class TopK(Reduction):
 
     def panel(self, panel):
         order = panel.weights if panel.edited else panel.logits
-        indices = largest(order.detach(), min(self.k, order.shape[-1]))
+        indices = largest(order.detach(), min(self.k, order.shape[-1]), panel.scratch)
         values = panel.weights.gather(-1, indices)
         masked = panel.logits.gather(-1, indices) == torch.finfo(values.dtype).min
         keys = panel.keys[indices].masked_fill(masked, -1)
@@ -107,25 +107,27 @@ class TopK(Reduction):
         return TopKResult(*total)
 
 
-def largest(x: Tensor, k: int) -> Tensor:
+def largest(x: Tensor, k: int, scratch: Tensor | None = None) -> Tensor:
     """Indices of the k largest along the last axis, largest first, in any order among equals.
 
-    The k largest lie in the k groups of 8 with the largest maxima, so a long row is searched by its groups first.
+    The k largest lie in the k groups of 8 with the largest maxima, so a long row is searched by its groups first. The
+    members of a group stand `groups` apart. `scratch` is memory to work in, of the size of x.
     """
     width = x.shape[-1]
     groups = width // 8
     if groups < 32 * k:
         return x.topk(k, -1).indices
-    maxima = max_pool1d(x.flatten(0, -2)[:, None], 8).view(*x.shape[:-1], groups)
+    shape = (*x.shape[:-1], groups)
+    room = None if scratch is None else scratch.flatten()[: math.prod(shape)].view(shape)
+    maxima = torch.amax(x[..., : 8 * groups].unflatten(-1, (8, groups)), -2, out=room)
     best = maxima.topk(k, -1, sorted=False).indices
-    places = (8 * best[..., None] + torch.arange(8, device=x.device)).flatten(-2)
+    places = (best[..., None] + groups * torch.arange(8, device=x.device)).flatten(-2)
     if width > 8 * groups:
         last = torch.arange(8 * groups, width, device=x.device)
         places = torch.cat([places, last.expand(*best.shape[:-1], -1)], -1)
-    # torch gives topk a second thread above 64 numbers in each of a panel's 512 rows: one more, that beats none
-    places = pad(places, (0, 1))
     candidates = x.gather(-1, places)
-    candidates[..., -1] = -torch.inf
+    # torch gives topk a second thread above 32,768 numbers, which a panel of 256 rows has then: these beat none
+    candidates = pad(candidates, (0, max(0, 129 - candidates.shape[-1])), value=-torch.inf)
     return places.gather(-1, candidates.topk(k, -1).indices)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ..._call import Call, TensorBias
-from ...reductions import Panel, Reduction
+from ...reductions import Panel, Reduction, dot_rows
 from .. import _exact
 from .._dropout import keep_scale
 from .fold import Buffers, attend, grouped, scaled_query
@@ -171,8 +171,7 @@ def _through_softmax(
     if weights_grad is None:
         scores_grad = weights * row_grad[..., None]
     else:
-        scratch = buffers.get("scratch", *weights.shape)
-        row_grad = row_grad - torch.mul(weights, weights_grad, out=scratch).sum(-1)
+        row_grad = row_grad - dot_rows(weights, weights_grad, buffers.get("scratch", *weights.shape))
         scores_grad = weights_grad.add_(row_grad[..., None]).mul_(weights)
     if (total := sums.of(call.sinks)) is not None:
         sink_weight = (call.sinks.to(call.dtype)[part.heads, None] - panel.logsumexp).exp()

@@ -15,11 +15,12 @@ namespace heedful {
 namespace {
 
 constexpr int64_t few_rows = 12, rows_together = 4, keys_together = 16, decode_chunk = 512;
-constexpr int64_t ahead = 64;  // keys to fetch ahead
 
 template <class T, int64_t dtype>
 struct Reader {
   typedef T Element;
+  static constexpr int64_t ahead = 64 / sizeof(T);  // keys or values to fetch ahead
+  static void fetch(const T *from) { __builtin_prefetch(from, 0, 0); }  // used once: no other cache need keep it
   static Floats read(const T *from) {
     if constexpr (dtype == HEEDFUL_BFLOAT16) return from_bfloat16(load_halves(from));
     if constexpr (dtype == HEEDFUL_FLOAT16) return from_float16(load_halves(from));
@@ -77,7 +78,7 @@ void score_keys(const heedful_call &call, const float *queries, const typename S
     Floats sum[rows] = {};
     int64_t k = 0;
     for (; k + lanes <= call.width; k += lanes) {
-      __builtin_prefetch(at + k + ahead * key_stride);
+      Source::fetch(at + k + Source::ahead * key_stride);
       const Floats key = Source::read(at + k);
       for (int row = 0; row < rows; row++) sum[row] += load(queries + row * query_width + k) * key;
     }
@@ -114,7 +115,7 @@ void add_columns(const typename Source::Element *values, int64_t value_stride, i
   for (int64_t i = 0; i < n; i++, values += value_stride)
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) {
-      __builtin_prefetch(values + v * lanes + ahead * value_stride);
+      Source::fetch(values + v * lanes + Source::ahead * value_stride);
       const Floats value = vectors > 1 ? Source::read(values + v * lanes) : Source::read_some(values, width);
       for (int row = 0; row < rows; row++) sum[row][v] += weights[row * weight_stride + i] * value;
     }
