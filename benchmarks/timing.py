@@ -1,4 +1,4 @@
-"""Timing that survives a busy machine: the contestants take turns, and only ratios within a turn are compared."""
+"""Timing that survives a busy machine: two contestants take turns, and only ratios within a turn are compared."""
 
 import os
 import platform
@@ -14,27 +14,31 @@ from heedful.backends import native
 
 
 def take_turns(contestants: dict[str, Callable[[], Any]], turns: int) -> dict[str, dict[str, float]]:
-    """Run each in turn, `turns` times after one warm-up.
+    """Time each against the first, those two in turn, `turns` times after one warm-up of all.
 
     Returns:
         For each name "ms", its median time, and "ratio", the median over turns of its time to that of the first.
     """
     for run in contestants.values():
         run()
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(turns):
-        for name, run in contestants.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    first = next(iter(seconds.values()))
-    return {
-        name: {
-            "ms": round(1e3 * statistics.median(each), 3),
-            "ratio": round(statistics.median(a / b for a, b in zip(each, first, strict=True)), 3),
-        }
-        for name, each in seconds.items()
-    }
+    (name, first), *others = contestants.items()
+    pairs = {name: [(_seconds(first), _seconds(run)) for _ in range(turns)] for name, run in others}
+    firsts = [before for each in pairs.values() for before, _ in each]
+    found = {name: {"ms": _milliseconds(firsts), "ratio": 1.0}}
+    for name, each in pairs.items():
+        ratio = statistics.median(after / before for before, after in each)
+        found[name] = {"ms": _milliseconds([after for _, after in each]), "ratio": round(ratio, 3)}
+    return found
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _milliseconds(seconds: list[float]) -> float:
+    return round(1e3 * statistics.median(seconds), 3)
 
 
 def machine() -> dict[str, Any]:

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "buffer.h"
-#include "convert.h"
+#include "reader.h"
 #include "threads.h"
 #include "totals.h"
 
@@ -16,23 +16,11 @@ namespace {
 
 constexpr int64_t few_rows = 12, rows_together = 4, keys_together = 16, decode_chunk = 512;
 
-template <class T, int64_t dtype>
-struct Reader {
-  typedef T Element;
-  static constexpr int64_t ahead = 64 / sizeof(T);  // keys or values to fetch ahead
-  static void fetch(const T *from) { __builtin_prefetch(from, 0, 0); }  // used once: no other cache need keep it
-  static Floats read(const T *from) {
-    if constexpr (dtype == HEEDFUL_BFLOAT16) return from_bfloat16(load_halves(from));
-    if constexpr (dtype == HEEDFUL_FLOAT16) return from_float16(load_halves(from));
-    if constexpr (dtype == HEEDFUL_FLOAT32) return load(from);
-  }
-  static Floats read_some(const T *from, int64_t n) {
-    if (n >= lanes) return read(from);
-    T x[lanes] = {};
-    std::copy(from, from + n, x);
-    return read(x);
-  }
-};
+// Fetches a number of the key or value that comes a while later; it is used once, so no outer cache need keep it.
+template <class T>
+void fetch_ahead(const T *from, int64_t stride) {
+  __builtin_prefetch(from + 64 / sizeof(T) * stride, 0, 0);
+}
 
 // Lane i of the result is the sum of x[i].
 Floats sum_each(Floats x[lanes]) {
@@ -42,17 +30,6 @@ Floats sum_each(Floats x[lanes]) {
       x[i] = interleave(a, b, false) + interleave(a, b, true);
     }
   return x[0];
-}
-
-// Calls body with the reader of an array's dtype.
-template <class Body>
-void with_source(const heedful_array &array, Body body) {
-  if (array.dtype == HEEDFUL_BFLOAT16)
-    body(Reader<uint16_t, HEEDFUL_BFLOAT16>());
-  else if (array.dtype == HEEDFUL_FLOAT16)
-    body(Reader<uint16_t, HEEDFUL_FLOAT16>());
-  else
-    body(Reader<float, HEEDFUL_FLOAT32>());
 }
 
 // Calls body with min(n, rows_together) as a constant: what is read of a key or value serves that many rows at once.
@@ -78,7 +55,7 @@ void score_keys(const heedful_call &call, const float *queries, const typename S
     Floats sum[rows] = {};
     int64_t k = 0;
     for (; k + lanes <= call.width; k += lanes) {
-      Source::fetch(at + k + Source::ahead * key_stride);
+      fetch_ahead(at + k, key_stride);
       const Floats key = Source::read(at + k);
       for (int row = 0; row < rows; row++) sum[row] += load(queries + row * query_width + k) * key;
     }
@@ -115,7 +92,7 @@ void add_columns(const typename Source::Element *values, int64_t value_stride, i
   for (int64_t i = 0; i < n; i++, values += value_stride)
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) {
-      Source::fetch(values + v * lanes + Source::ahead * value_stride);
+      fetch_ahead(values + v * lanes, value_stride);
       const Floats value = vectors > 1 ? Source::read(values + v * lanes) : Source::read_some(values, width);
       for (int row = 0; row < rows; row++) sum[row][v] += weights[row * weight_stride + i] * value;
     }
@@ -217,7 +194,7 @@ void Decode::score(int64_t key_head, int64_t chunk) {
 }
 
 void Decode::sum_values(int64_t key_head, int64_t chunk) {
-  with_source(call.value, [&](auto source) { sum_values<decltype(source)>(key_head, chunk); });
+  with_reader(call.value, [&](auto source) { sum_values<decltype(source)>(key_head, chunk); });
 }
 
 Range Decode::keys_of(int64_t batch, int64_t chunk) const {
@@ -341,7 +318,7 @@ void read_padded(const heedful_array &from, int64_t batch, int64_t head, int64_t
 
 void score_few(const heedful_call &call, int64_t batch, int64_t group, const float *queries, int64_t rows, Range keys,
                float *scores, int64_t stride) {
-  with_source(call.key, [&](auto source) {
+  with_reader(call.key, [&](auto source) {
     score_with<decltype(source)>(call, batch, group, queries, rows, keys, scores, stride);
   });
 }

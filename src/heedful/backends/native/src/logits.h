@@ -22,7 +22,7 @@ inline Floats tanh(Floats y) {
   p = p * square + 0.13331924f;
   p = p * square + -0.33333299f;
   const Floats small = y + y * square * p;
-  const Floats e = exp_scaled(-size, 2);
+  const Floats e = exp_scaled(larger(all(-43), -size), 2);
   const Floats big = from_bits(bits((1.0f - e) / (1.0f + e)) | (bits(y) & ~0x7fffffff));
   return size < all(0.6f) ? small : big;
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "convert.h"
+#include "reader.h"
 
 namespace heedful {
 
@@ -48,6 +48,23 @@ void transpose(const float *const from[lanes], int64_t begin, float *to, int64_t
   for (int i = 0; i < lanes; i++) store(to + i * to_row, all_stay ? x[i] : finite(x[i]));
 }
 
+// One row, tile by tile. Returns the lanes in which all numbers are finite.
+template <class Source>
+Ints pack_row(const typename Source::Element *x, int64_t width, int64_t row, PackedRows to, Spoiled spoiled) {
+  Ints good = ~Ints{};
+  for (int64_t column = 0; column < width; column += tile_columns) {
+    const int vectors = vectors_at(column, width);
+    float *packed = to.data + to.depth * column + (row - to.first) * vectors * lanes;
+    for (int v = 0; v < vectors; v++) {
+      const int64_t at = column + v * lanes;
+      const Floats y = Source::read_some(x + at, width - at);
+      good &= y - y == Floats{};
+      store(packed + v * lanes, spoiled == Spoiled::stay ? y : finite(y));
+    }
+  }
+  return good;
+}
+
 }  // namespace
 
 void read_row(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t begin, int64_t end,
@@ -85,19 +102,18 @@ const float *row_of(const heedful_array &from, int64_t batch, int64_t head, int6
 
 bool pack_rows(const Matrix &from, int64_t begin, int64_t end, PackedRows to, float *scratch, Spoiled spoiled) {
   Ints good = ~Ints{};
-  for (int64_t row = begin; row < end; row++) {
-    const float *x = row_of(from.array, from.batch, from.head, row, 0, from.width, scratch);
-    for (int64_t column = 0; column < from.width; column += tile_columns) {
-      const int vectors = vectors_at(column, from.width);
-      float *packed = to.data + to.depth * column + (row - to.first) * vectors * lanes;
-      for (int v = 0; v < vectors; v++) {
-        const int64_t at = column + v * lanes;
-        const Floats y = load_some(x + at, from.width - at, 0);
-        good &= y - y == Floats{};
-        store(packed + v * lanes, spoiled == Spoiled::stay ? y : finite(y));
+  with_reader(from.array, [&](auto reader) {
+    typedef decltype(reader) Source;
+    for (int64_t row = begin; row < end; row++) {
+      if (from.array.stride[3] == 1) {
+        const auto *x = static_cast<const typename Source::Element *>(from.array.data);
+        good &= pack_row<Source>(x + offset(from.array, from.batch, from.head, row), from.width, row, to, spoiled);
+      } else {
+        read_row(from.array, from.batch, from.head, row, 0, from.width, scratch);
+        good &= pack_row<FloatReader>(scratch, from.width, row, to, spoiled);
       }
     }
-  }
+  });
   return spoiled == Spoiled::stay || !any(~good);
 }
 

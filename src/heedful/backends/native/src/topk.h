@@ -16,6 +16,7 @@ inline float kth_largest(const float *x, int n, int32_t k) {
   for (int v = 0; v < n; v += lanes) {
     const Floats mine = load(x + v);
     Ints ahead = {};
+#pragma GCC unroll 16
     for (int i = 0; i < n; i++) ahead -= all(x[i]) > mine;
     const Floats candidate = ahead < k ? mine : all(infinity);
     least = -larger(-least, -candidate);
@@ -45,10 +46,7 @@ class TopK {
         // Later keys must be better than the k-th, since ties go to the lowest key.
         least = std::nextafter(scores_[size_t(found - 1)], infinity);
       }
-      uint64_t hits = 0;
-      for (int64_t at = i; at < std::min(i + block, n); at += lanes)
-        hits |= lanes_at_least(load_some(x + at, n - at, -infinity), least) << (at - i);
-      for (; hits; hits &= hits - 1, found++) {
+      for (uint64_t hits = reach(least, x + i, n - i); hits; hits &= hits - 1, found++) {
         const int64_t at = i + __builtin_ctzll(hits);
         scores_[size_t(found)] = x[at];
         keys_[size_t(found)] = at;
@@ -73,6 +71,18 @@ class TopK {
     float score;
     int64_t key;
   };
+
+  // Which of a block's scores reach a bound, a bit each.
+  static uint64_t reach(float bound, const float *x, int64_t n) {
+    uint64_t hits = 0;
+    if (n >= block) {
+#pragma GCC unroll 16
+      for (int at = 0; at < block; at += lanes) hits |= lanes_at_least(load(x + at), bound) << at;
+      return hits;
+    }
+    for (int at = 0; at < n; at += lanes) hits |= lanes_at_least(load_some(x + at, n - at, -infinity), bound) << at;
+    return hits;
+  }
 
   // Room for the best, for more than as many others, for those of one block, and to pad with a vector.
   int64_t capacity() const { return 2 * k_ + 2 * block + lanes; }
@@ -110,6 +120,7 @@ class TopK {
     const float *scores = scores_.data();
     store(scores_.data() + found, all(-infinity));
     uint64_t taken = 0;
+#pragma GCC unroll 4
     for (int64_t i = 0; i < found; i++) {
       int place = -1;  // it counts itself
       for (int64_t v = 0; v < found; v += lanes) {

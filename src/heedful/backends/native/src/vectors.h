@@ -129,12 +129,11 @@ inline float largest(Floats x) {
   return x[0];
 }
 
-// e^(x * factor) for x * factor <= 0; never quite 0: the smallest result is about 2^-125. NaN stays NaN.
+// e^(x * factor) for x * factor from -87 to 0: the smallest result is next to the smallest float. NaN stays NaN.
 // 2^y = 2^n * 2^f with n the nearest integer: 2^f by a polynomial, n added to the exponent bits.
 inline Floats exp_scaled(Floats x, float factor) {
   const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   factor *= 1.44269504088896341f;     // 1 / ln 2
-  x = larger(all(-125.0f / factor), x);
   Floats shifted = x * factor + rounder;
   Floats f = x * factor - (shifted - rounder);
   Floats p = all(0.00015353362f);
