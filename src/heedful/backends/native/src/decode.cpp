@@ -19,7 +19,7 @@ constexpr int64_t few_rows = 12, rows_together = 4, keys_together = 16, decode_c
 // Fetches a number of the key or value that comes a while later; it is used once, so no outer cache need keep it.
 template <class T>
 void fetch_ahead(const T *from, int64_t stride) {
-  __builtin_prefetch(from + 64 / sizeof(T) * stride, 0, 0);
+  __builtin_prefetch(from + int64_t(64 / sizeof(T)) * stride, 0, 0);
 }
 
 // Lane i of the result is the sum of x[i].
