@@ -4,7 +4,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,24 @@ from heedful.backends import native
 
 
 def take_turns(contestants: dict[str, Callable[[], Any]], turns: int) -> dict[str, dict[str, float]]:
-    """Time each against the first, those two in turn, `turns` times after one warm-up of all.
+    """Time each of two or more against the first, those two in turn, `turns` times after one warm-up of all.
 
     Returns:
         For each name "ms", its median time, and "ratio", the median over turns of its time to that of the first.
     """
     for run in contestants.values():
         run()
-    (name, first), *others = contestants.items()
+    (reference, first), *others = contestants.items()
     pairs = {name: [(_seconds(first), _seconds(run)) for _ in range(turns)] for name, run in others}
-    firsts = [before for each in pairs.values() for before, _ in each]
-    found = {name: {"ms": _milliseconds(firsts), "ratio": 1.0}}
+    found = {
+        reference: {
+            "ms": _milliseconds(before for each in pairs.values() for before, _ in each),
+            "ratio": 1.0,
+        }
+    }
     for name, each in pairs.items():
         ratio = statistics.median(after / before for before, after in each)
-        found[name] = {"ms": _milliseconds([after for _, after in each]), "ratio": round(ratio, 3)}
+        found[name] = {"ms": _milliseconds(after for _, after in each), "ratio": round(ratio, 3)}
     return found
 
 
@@ -37,7 +41,7 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _milliseconds(seconds: list[float]) -> float:
+def _milliseconds(seconds: Iterable[float]) -> float:
     return round(1e3 * statistics.median(seconds), 3)
 
 

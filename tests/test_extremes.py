@@ -1,5 +1,6 @@
 """Sizes of none, numbers at the edge of what floats and integers hold, and NaN where somebody sees it."""
 
+import math
 import sys
 
 import pytest
@@ -170,3 +171,25 @@ def test_one_question_twice_in_a_compiled_call() -> None:
         torch.compile(twice, backend="aot_eager", fullgraph=True)(*tensors), twice(*tensors), strict=True
     ):
         torch.testing.assert_close(a, b)
+
+
+@every_backend
+@pytest.mark.parametrize("softcap", [None, 20.0])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FC001FF])
+@pytest.mark.parametrize("queries", [3, 40])
+def test_nan_with_any_payload(backend: str, softcap: float | None, bits: int, queries: int) -> None:
+    """What no float may lose: the lowest bits of a NaN are whatever wrote it."""
+    query, key, value = (x.detach() for x in inputs(L=queries))
+    key[1, :, 2, 3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    output, weights = attend(query, key, value, softcap=softcap, backend=backend, reduce=heedful.Entropy())
+    assert output[1].isnan().all()
+    assert weights.entropy()[1].isnan().all()
+    assert output[0].isfinite().all()
+
+
+@every_backend
+def test_a_tiny_scale(backend: str) -> None:
+    query, key, value = (x.detach() for x in inputs())
+    output, weights = attend(query, key, value, scale=1e-37, backend=backend, reduce=heedful.Entropy())
+    torch.testing.assert_close(output, value.mean(-2, keepdim=True).expand_as(output), rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights.entropy(), torch.full((B, H, L), math.log(S)), rtol=0, atol=1e-6)

@@ -8,7 +8,7 @@ A reduction of your own subclasses `Reduction`: a frozen dataclass that says wha
 
 from ._heads import DistanceProfile, Pooled, QueryRows, distances
 from ._keys import Received, TransposedProduct
-from ._protocol import Edit, Panel, Reduction, dot_rows, spread
+from ._protocol import Edit, Panel, Reduction, spread
 from ._rows import (
     ByKey,
     Entropy,
@@ -44,6 +44,5 @@ __all__ = [
     "TopKResult",
     "TransposedProduct",
     "distances",
-    "dot_rows",
     "spread",
 ]

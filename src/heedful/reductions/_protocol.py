@@ -22,7 +22,7 @@ from .._rows import Rows
 
 Edit = Callable[["Panel"], Tensor]
 
-PIECE = 2**17  # numbers of a panel at a time: three such pieces stay in a core's cache
+PIECE = 2**17  # numbers of a panel at a time, on the CPU: three such pieces stay in a core's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ def dot_rows(x: Tensor, y: Tensor, scratch: Tensor | None) -> Tensor:
     """(x * y).sum(-1), some rows at a time in the beginning of `scratch`, if there is any; all have one shape."""
     if scratch is None:
         return (x * y).sum(-1)
-    rows = max(1, PIECE * x.shape[-2] // max(x.numel(), 1))
+    rows = max(1, PIECE * x.shape[-2] // max(x.numel(), 1)) if x.is_cpu else x.shape[-2]
     pieces = zip(x.split(rows, -2), y.split(rows, -2), strict=True)
     room = scratch.flatten()
     return torch.cat([torch.mul(a, b, out=room[: a.numel()].view(a.shape)).sum(-1) for a, b in pieces], -1)

@@ -96,7 +96,9 @@ class TopK(Reduction):
 
     def panel(self, panel):
         order = panel.weights if panel.edited else panel.logits
-        indices = largest(order.detach(), min(self.k, order.shape[-1]), panel.scratch)
+        # an edit may have written its weights into the scratch memory
+        scratch = None if panel.edited else panel.scratch
+        indices = largest(order.detach(), min(self.k, order.shape[-1]), scratch)
         values = panel.weights.gather(-1, indices)
         masked = panel.logits.gather(-1, indices) == torch.finfo(values.dtype).min
         keys = panel.keys[indices].masked_fill(masked, -1)
@@ -125,9 +127,9 @@ def largest(x: Tensor, k: int, scratch: Tensor | None = None) -> Tensor:
     if width > 8 * groups:
         last = torch.arange(8 * groups, width, device=x.device)
         places = torch.cat([places, last.expand(*best.shape[:-1], -1)], -1)
-    candidates = x.gather(-1, places)
-    # torch gives topk a second thread above 32,768 numbers, which a panel of 256 rows has then: these beat none
-    candidates = pad(candidates, (0, max(0, 129 - candidates.shape[-1])), value=-torch.inf)
+    candidates = x.gather(-1, places).clamp(min=torch.finfo(x.dtype).min)
+    # torch gives topk a second thread above 32,768 numbers, which 384 rows have then: what is added is below all others
+    candidates = pad(candidates, (0, max(0, 96 - candidates.shape[-1])), value=-torch.inf)
     return places.gather(-1, candidates.topk(k, -1).indices)
 
 

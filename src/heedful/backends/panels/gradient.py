@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ..._call import Call, TensorBias
-from ...reductions import Panel, Reduction, dot_rows
+from ...reductions import Panel, Reduction
+from ...reductions._protocol import dot_rows
 from .. import _exact
 from .._dropout import keep_scale
 from .fold import Buffers, attend, grouped, scaled_query

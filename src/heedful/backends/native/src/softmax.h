@@ -1,6 +1,7 @@
 // One row of scores, as it turns into weights.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -26,11 +27,14 @@ inline float row_maximum(const float *x, int64_t n, float maxima[num_maxima]) {
 }
 
 // How far a score lies below the row's largest, `top`, but no further than e^-87: there a float is next to 0.
-inline Floats below(float top, Floats score, float factor) { return larger(all(-87.0f / factor), score - top); }
+inline Floats below(float top, Floats score, float factor) {
+  const float lowest = std::max(-87.0f / factor, std::numeric_limits<float>::lowest());
+  return larger(all(lowest), score - top);
+}
 
 struct RowSums {
   float mass = 0;    // sum of e
-  float moment = 0;  // sum of e * (x - maximum)
+  float moment = 0;  // sum of e * (x - maximum): NaN where a score is
 };
 
 // x becomes e^((x - maximum) * factor), not yet divided by its sum; everything up to the next whole vector becomes 0.

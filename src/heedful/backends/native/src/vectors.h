@@ -129,7 +129,8 @@ inline float largest(Floats x) {
   return x[0];
 }
 
-// e^(x * factor) for x * factor from -87 to 0: the smallest result is next to the smallest float. NaN stays NaN.
+// e^(x * factor) for x * factor from -87 to 0: the smallest result is next to the smallest float. Of a NaN
+// whose lowest bits are set it makes a number: callers look for NaN elsewhere.
 // 2^y = 2^n * 2^f with n the nearest integer: 2^f by a polynomial, n added to the exponent bits.
 inline Floats exp_scaled(Floats x, float factor) {
   const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits

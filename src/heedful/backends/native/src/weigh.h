@@ -48,7 +48,7 @@ inline RowSummary weigh_row(float *x, int64_t n, float factor, bool holes, float
   const float shrink = above > 0 ? std::exp(-above) : 1;
   const float of_sink = above > 0 ? 1 : sink == -infinity ? 0 : std::exp(above);
   const float total = sums.mass * shrink + of_sink;
-  if (!(total < infinity)) return spoil(x, n, holes ? 0 : -infinity, topk);
+  if (!(total < infinity) || sums.moment != sums.moment) return spoil(x, n, holes ? 0 : -infinity, topk);
   row.base = row.max_logit;
   row.log_base = std::max(above, 0.0f);
   row.total = total;
