@@ -7,7 +7,6 @@ namespace heedful {
 
 typedef uint16_t Halves __attribute__((vector_size(2 * lanes)));
 typedef Halves LooseHalves __attribute__((aligned(2)));
-typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
 
 inline Words load_halves(const uint16_t *from) {
   return __builtin_convertvector(*reinterpret_cast<const LooseHalves *>(from), Words);
@@ -15,8 +14,6 @@ inline Words load_halves(const uint16_t *from) {
 inline void store_halves(uint16_t *to, Words x) {
   *reinterpret_cast<LooseHalves *>(to) = __builtin_convertvector(x, Halves);
 }
-inline Words words(Floats x) { return reinterpret_cast<Words>(x); }
-inline Floats floats(Words x) { return reinterpret_cast<Floats>(x); }
 
 inline Floats from_bfloat16(Words x) { return floats(x << 16); }
 

@@ -26,6 +26,7 @@ constexpr int tile_rows = 6, tile_columns = lanes * tile_vectors;
 
 typedef float Floats __attribute__((vector_size(4 * lanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * lanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
 typedef Floats LooseFloats __attribute__((aligned(4)));
 
 inline Floats load(const float *from) { return *reinterpret_cast<const LooseFloats *>(from); }
@@ -34,6 +35,8 @@ inline Floats all(float x) { return x - Floats{}; }
 
 inline Ints bits(Floats x) { return reinterpret_cast<Ints>(x); }
 inline Floats from_bits(Ints x) { return reinterpret_cast<Floats>(x); }
+inline Words words(Floats x) { return reinterpret_cast<Words>(x); }
+inline Floats floats(Words x) { return reinterpret_cast<Floats>(x); }
 
 // b where a is not greater, so a NaN in b survives.
 inline Floats larger(Floats a, Floats b) {
@@ -144,7 +147,7 @@ inline Floats exp_scaled(Floats x, float factor) {
   p = p * f + 0.24022648f;
   p = p * f + 0.69314718f;
   p = p * f + 1.0f;
-  return from_bits(bits(p) + (bits(shifted) << 23));
+  return floats(words(p) + (words(shifted) << 23));
 }
 
 }  // namespace heedful
