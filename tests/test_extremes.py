@@ -29,6 +29,9 @@ def test_no_queries(backend: str, transposed: bool) -> None:
     assert output.shape == (B, H, 0, E)
     assert torch.equal(weights.received(), torch.zeros(B, H, S))
     assert weights.pooled(2, 3).shape == (B, H, 2, 3)
+    assert torch.equal(weights.received("max"), torch.zeros(B, H, S))
+    assert torch.equal(weights.received("max", per="kv_head"), torch.zeros(B, H, S))
+    assert torch.equal(weights.reduce(heedful.Pooled(2, 3, "max"))[0], torch.zeros(B, H, 2, 3))
 
 
 @every_backend
@@ -193,3 +196,22 @@ def test_a_tiny_scale(backend: str) -> None:
     output, weights = attend(query, key, value, scale=1e-37, backend=backend, reduce=heedful.Entropy())
     torch.testing.assert_close(output, value.mean(-2, keepdim=True).expand_as(output), rtol=0, atol=1e-6)
     torch.testing.assert_close(weights.entropy(), torch.full((B, H, L), math.log(S)), rtol=0, atol=1e-6)
+
+
+@every_backend
+def test_the_distance_of_what_a_sink_leaves(backend: str) -> None:
+    """A sink above the scores by 120 leaves weights that float32 cannot hold, and their proportions as they were."""
+    query, key, value = (x.detach() for x in inputs())
+    alone = attend(query, key, value, masks.causal(), query_start=0, backend=backend).weights.mean_distance()
+    sinks = torch.full((H,), 120.0)
+    with_sink = attend(query, key, value, masks.causal(), query_start=0, sinks=sinks, backend=backend)
+    torch.testing.assert_close(with_sink.weights.mean_distance(), alone)
+
+
+@every_backend
+def test_lists_of_rows_and_columns(backend: str) -> None:
+    query, key, value = (x.detach() for x in inputs())
+    weights = attend(query, key, value, backend=backend).weights
+    rows, columns = weights.reduce(heedful.QueryRows([4, 0]), heedful.KeyColumns(torch.tensor([7, 2])))
+    torch.testing.assert_close(rows, weights.full()[:, :, [4, 0]])
+    torch.testing.assert_close(columns, weights.full()[..., [7, 2]])

@@ -29,6 +29,11 @@ CALLS: dict[str, tuple[tuple, dict[str, Any]]] = {
     "a padding mask of another batch": (QKV, {"mask": masks.padding(torch.ones(3, S).int())}),
     "a list for a mask": (QKV, {"mask": [1, 2]}),
     "an argument of torch's": (QKV, {"is_causal": True}),
+    "an argument that is nearly one": (QKV, {"softcaps": 3.0}),
+    "complex numbers": ((q(dtype=torch.complex64), k(), k()), {}),
+    "a class for a bias": (QKV, {"attn_bias": heedful.Alibi}),
+    "a scale that learns": (QKV, {"scale": torch.tensor(0.3, requires_grad=True)}),
+    "several scales": (QKV, {"scale": torch.tensor([0.25, 0.5])}),
     "a sparse query": ((q().to_sparse(), k(), k()), {}),
     "another length of values": ((q(), k(), k(B, H, 6, E)), {}),
     "heads that do not divide": ((q(B, 3, L, E), k(B, 2, S, E), k(B, 2, S, E)), {}),
@@ -88,6 +93,8 @@ ASKED: dict[str, Any] = {
     "groups that do not fit": lambda: weights().by_key(torch.zeros(3, dtype=torch.int64)),
     "a key column that is not there": lambda: weights().reduce(heedful.KeyColumns((9,))),
     "a query row that is not there": lambda: weights().reduce(heedful.QueryRows((9,))),
+    "one number of key columns": lambda: heedful.KeyColumns(2),  # type: ignore
+    "a float query row": lambda: heedful.QueryRows([0.5]),  # type: ignore
     "a float head to ablate": lambda: heedful.ablate(1.5),
     "a list of heads to ablate": lambda: heedful.ablate([1, 2]),
     "a string of rows to cut": lambda: heedful.cut("all", 0),
@@ -329,6 +336,35 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     "groups that do not fit": (ValueError, "ByKey(): groups names 3 keys, the call has 5."),
     "a key column that is not there": (IndexError, "KeyColumns(): key 9 is not one of the 5 keys."),
     "a query row that is not there": (IndexError, "QueryRows(): query 9 is not one of the 3 queries."),
+    "one number of key columns": (
+        TypeError,
+        "KeyColumns(): keys must be a sequence of integers such as (0, 5), got 2.",
+    ),
+    "a float query row": (
+        TypeError,
+        "QueryRows(): queries must be a sequence of integers such as (0, 5), got [0.5].",
+    ),
+    "an argument that is nearly one": (
+        TypeError,
+        "scaled_dot_product_attention() has no argument 'softcaps': did you mean softcap?",
+    ),
+    "complex numbers": (
+        TypeError,
+        "query must be real, got torch.complex64: complex scores have no softmax.",
+    ),
+    "a class for a bias": (
+        TypeError,
+        "attn_bias got the class Alibi; make one of it, such as heedful.Alibi(num_heads).",
+    ),
+    "a scale that learns": (
+        ValueError,
+        "scale must be a number, got a tensor that wants a gradient, which would not reach it. Multiply query by it "
+        "and pass scale=1.",
+    ),
+    "several scales": (
+        ValueError,
+        "scale must be a finite number, got tensor([0.2500, 0.5000]). None gives head_dim ** -0.5.",
+    ),
     "a float head to ablate": (
         TypeError,
         "ablate(): heads must be integers, got 1.5. Write ablate(0, 4) for two heads.",
@@ -358,9 +394,8 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     "a negative prefix": (ValueError, "prefix(): lengths must not be negative, got -1."),
     "a float padding": (
         TypeError,
-        "padding(): keep must be bool or integer 0/1, got float32 (2, 5). A float mask could "
-        "mean two things: write mask=(m != 0) if nonzero means may attend, or attn_bias=m if "
-        "it is added to the scores.",
+        "padding(): keep must be bool or integer 0/1, got float32 (2, 5). Write (m != 0) if nonzero means may "
+        "attend.",
     ),
     "a padding of another rank": (
         ValueError,

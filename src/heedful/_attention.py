@@ -91,7 +91,9 @@ def scaled_dot_product_attention(
         >>> torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 4))
     """
     if unknown:
-        raise TypeError(f"scaled_dot_product_attention() has no {unknown_arguments(unknown)}")
+        raise TypeError(
+            f"scaled_dot_product_attention() has no {unknown_arguments(unknown, scaled_dot_product_attention)}"
+        )
     reductions = check_reductions(reduce)
     query, key, value = _as_autocast(query, key, value)
     call = make_call(query, key, value, mask, attn_bias, query_start, scale, softcap, sinks, dropout_p, edit)

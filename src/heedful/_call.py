@@ -253,6 +253,10 @@ def _bias(
                 f"attn_bias must be a tensor, an object with bias(rows, keys) such as heedful.Alibi, "
                 f"or a tuple of them, got {type(term).__name__}."
             )
+        elif isinstance(term, type):
+            raise TypeError(
+                f"attn_bias got the class {term.__name__}; make one of it, such as heedful.Alibi(num_heads)."
+            )
         found.append(term)
     return tuple(found)
 
@@ -260,7 +264,12 @@ def _bias(
 def _scale(scale: float | None, E: int) -> float:
     if scale is None:
         return E**-0.5 if E else 1.0
-    if isinstance(scale, Tensor):
+    if isinstance(scale, Tensor) and scale.requires_grad:
+        raise ValueError(
+            "scale must be a number, got a tensor that wants a gradient, which would not reach it. Multiply query by "
+            "it and pass scale=1."
+        )
+    if isinstance(scale, Tensor) and scale.numel() == 1:
         scale = scale.item()
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number, got {scale!r}. None gives head_dim ** -0.5.")

@@ -1,6 +1,9 @@
 """Reading what a caller gave: descriptions and conversions."""
 
-from collections.abc import Iterable
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +61,12 @@ def boolean(name: str, value: Tensor) -> Tensor:
     if value.dtype.is_floating_point or value.dtype.is_complex:
         raise TypeError(
             f"{name} must be bool or integer 0/1, got {describe(value)}. "
-            "A float mask could mean two things: write mask=(m != 0) if nonzero means may attend, "
-            "or attn_bias=m if it is added to the scores."
+            + (
+                "A float mask could mean two things: write mask=(m != 0) if nonzero means may attend, "
+                "or attn_bias=m if it is added to the scores."
+                if name == "mask"
+                else "Write (m != 0) if nonzero means may attend."
+            )
         )
     if value.dtype == torch.bool:
         return value
@@ -69,6 +76,14 @@ def boolean(name: str, value: Tensor) -> Tensor:
             "1 = may attend. Numbers to add to the scores go into attn_bias."
         )
     return value != 0
+
+
+def places(name: str, given: object) -> tuple[int, ...]:
+    """A tuple of integers from a sequence or a tensor of them."""
+    found = given.tolist() if isinstance(given, Tensor) else given
+    if not isinstance(found, Sequence) or not all(type(each) is int for each in found):
+        raise TypeError(f"{name} must be a sequence of integers such as (0, 5), got {describe(given)}.")
+    return tuple(found)
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -89,7 +104,13 @@ OF_TORCH = {
 }
 
 
-def unknown_arguments(names: Iterable[str]) -> str:
-    """What to say about arguments that are not there, with a hint for those that torch's functions have."""
-    hints = [f"argument {name!r}{f': {OF_TORCH[name]}' if name in OF_TORCH else ''}" for name in names]
-    return "; no ".join(hints) + "."
+def unknown_arguments(names: Iterable[str], function: Callable[..., Any]) -> str:
+    """What to say about arguments that a function does not have: what torch's are here, and names that come close."""
+    known = [name for name in inspect.signature(function).parameters if name != "unknown"]
+
+    def hint(name: str) -> str:
+        close = difflib.get_close_matches(name, known, n=1)
+        return f": {OF_TORCH[name]}" if name in OF_TORCH else f": did you mean {close[0]}?" if close else ""
+
+    text = "; no ".join(f"argument {name!r}{hint(name)}" for name in names)
+    return text if text.endswith("?") else f"{text}."

@@ -14,6 +14,8 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise TypeError(
                 f"{name} must be a tensor, got {type(tensor).__name__}. Use torch.as_tensor({name})."
             )
+        if tensor.dtype.is_complex:
+            raise TypeError(f"{name} must be real, got {tensor.dtype}: complex scores have no softmax.")
         if not tensor.dtype.is_floating_point:
             raise TypeError(f"{name} must be floating point, got {tensor.dtype}. Use {name}.float().")
         if tensor.layout is not torch.strided:

@@ -148,7 +148,7 @@ EXPLAINED = {
     "model.py:turn": (
         "model.py:turn can't be called: it is of type Turn. One of its methods can be: add a dot and its name (rotate)."
     ),
-    "model.py:attn": "{folder}/model.py has no name 'attn'. It has: attention.",
+    "model.py:attn": "{folder}/model.py has no name 'attn'. Did you mean attention?",
     "model.py:zzzzzz": (
         "{folder}/model.py has no name 'zzzzzz'. It has: attention, loops, leaves, exits, crashes, shouts, "
         "wants_a_gpu, raises, Turn, Narrow."

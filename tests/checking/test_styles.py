@@ -211,3 +211,54 @@ def test_any_cap_is_found(target: Callable[..., Any], settings: dict[str, float]
 def test_a_mistake_beside_a_cap() -> None:
     found = check(capped_and_not_scaled)
     assert ([m.name for m in found.mistakes], found.properties) == (["scale-missing"], ()), str(found)
+
+
+def insists(means: str) -> Callable[..., Tensor]:
+    """A function that cannot be called without a mask, of any meaning."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        match means:
+            case "keep":
+                scores = scores.masked_fill(mask == 0, -1e9)
+            case "block":
+                scores = scores.masked_fill(mask, -1e9)
+            case "add":
+                scores = scores + mask
+            case "keep keys":
+                scores = scores.masked_fill(~mask[:, None, None, :], -1e9)
+            case "multiply":
+                return (scores.softmax(-1) * mask) @ value
+        return scores.softmax(-1) @ value
+
+    return attend
+
+
+@pytest.mark.parametrize(
+    ("means", "convention"),
+    [
+        ("keep", "mask True = may attend"),
+        ("block", "mask True = blocked"),
+        ("add", "mask is added to the scores (0 and -inf)"),
+        ("keep keys", "mask True = may attend"),
+    ],
+)
+def test_a_mask_that_must_be_given(means: str, convention: str) -> None:
+    found = check(insists(means))
+    assert (found.verdict, found.mistakes, found.properties) == ("right", (), ()), str(found)
+    assert convention in found.conventions
+
+
+def test_a_mistake_with_a_mask_that_must_be_given() -> None:
+    found = check(insists("multiply"))
+    assert ([m.name for m in found.mistakes], found.properties) == (["mask-after-softmax"], ()), str(found)
+
+
+def test_what_a_query_that_sees_nothing_gets_is_not_held_against_its_gradient() -> None:
+    def strictly_causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-1)
+        return scores.masked_fill(~keep, -1e9).softmax(-1) @ value
+
+    found = check(strictly_causal)
+    assert ([m.name for m in found.mistakes], found.properties) == (["causal-strict"], ()), str(found)

@@ -57,6 +57,16 @@ def without_padded_queries(call: Call) -> Call:
 SIDES = {"q": "query", "k": "key", "v": "value"}
 
 
+# Masks that hide nothing, by what they mean.
+NO_MASK: dict[str, Callable[[Shape], Tensor]] = {
+    "keep": lambda shape: torch.ones(shape.queries, shape.keys, dtype=torch.bool),
+    "block": lambda shape: torch.zeros(shape.queries, shape.keys, dtype=torch.bool),
+    "add": lambda shape: torch.zeros(shape.queries, shape.keys),
+    "keep keys": lambda shape: torch.ones(shape.batch, shape.keys, dtype=torch.bool),
+    "block keys": lambda shape: torch.zeros(shape.batch, shape.keys, dtype=torch.bool),
+}
+
+
 @dataclass(frozen=True)
 class Function(Observing):
     """A function with its parameters sorted out.
@@ -71,6 +81,7 @@ class Function(Observing):
         constants: Parameter name to a value that never changes.
         array: "torch" or "numpy".
         passing: How a mask is handed over, if at all.
+        no_mask: What stands for no mask where the target insists on one, a key of NO_MASK; else empty.
         modes: Context managers to call it in.
     """
 
@@ -83,6 +94,7 @@ class Function(Observing):
     constants: Mapping[str, object] = field(default_factory=dict)
     array: str = "torch"
     passing: Passing | None = None
+    no_mask: str = ""
     modes: tuple[Callable[[], Any], ...] = ()
 
     @property
@@ -98,7 +110,7 @@ class Function(Observing):
     @property
     def arrangement(self) -> tuple[str, ...]:
         """What tells the ways of handing over the inputs apart."""
-        return (self.layout, self.packing, self.order)
+        return (self.layout, self.packing, self.order, self.no_mask)
 
     @property
     def most(self) -> int:
@@ -138,6 +150,8 @@ class Function(Observing):
         mask = None if self.passing is None else self.passing.give(case, case.shape.heads)
         if self.passing is not None and mask is not None:
             given[self.names[self.passing.role]] = mask.to(dtype) if mask.is_floating_point() else mask
+        elif self.no_mask:
+            given[self.names["mask"]] = NO_MASK[self.no_mask](case.shape)
         sizes: dict[str, object] = {
             "causal": case.causal,
             "heads": case.shape.heads,

@@ -12,7 +12,7 @@ from heedful.checking import layouts
 from heedful.checking.calling import CallFailed
 from heedful.checking.cases import SUITES, Shape, plain
 from heedful.checking.claims import Claims
-from heedful.checking.function_calls import Function
+from heedful.checking.function_calls import NO_MASK, Function
 from heedful.checking.options import KINDS, Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.roles import assign, parameters
@@ -175,6 +175,23 @@ def accepted(function: Function, claims: Claims, options: Options) -> dict[Shape
     Raises:
         CannotCheck: Nothing worked; the first error is quoted.
     """
+    found, first_error = ways(function, claims, options)
+    if not found and function.constants.get(function.names.get("mask", ""), "") is None:
+        for no_mask in NO_MASK:
+            for shape, more in ways(replace(function, no_mask=no_mask), claims, options)[0].items():
+                found.setdefault(shape, []).extend(more)
+    if not found:
+        raise CannotCheck(
+            "every way of calling it that I know failed. The first one, with query, key and value of shape "
+            f"(batch, heads, length, size), gave:\n{first_error}\n"
+            "If it wants another layout, say so with --layout (bhld, blhd, bld, ld, ble, or bl3hd and the like for a "
+            "packed tensor); if it isn't a function of query, key and value, say what it is with --kind."
+        )
+    return found
+
+
+def ways(function: Function, claims: Claims, options: Options) -> tuple[dict[Shape, list[Function]], str]:
+    """For each suite of sizes, the ways that worked, and the first error."""
     found: dict[Shape, list[Function]] = {}
     first_error = ""
     for shape in SUITES:
@@ -191,11 +208,4 @@ def accepted(function: Function, claims: Claims, options: Options) -> dict[Shape
                     continue
                 found.setdefault(shape, []).extend(orders(trial))
                 break
-    if not found:
-        raise CannotCheck(
-            "every way of calling it that I know failed. The first one, with query, key and value of shape "
-            f"(batch, heads, length, size), gave:\n{first_error}\n"
-            "If it wants another layout, say so with --layout (bhld, blhd, bld, ld, ble, or bl3hd and the like for a "
-            "packed tensor); if it isn't a function of query, key and value, say what it is with --kind."
-        )
-    return found
+    return found, first_error

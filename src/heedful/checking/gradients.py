@@ -8,7 +8,7 @@ from torch import Tensor
 from heedful.checking.calling import CallFailed
 from heedful.checking.exam import Exam
 from heedful.checking.function_calls import SIDES
-from heedful.checking.search import Evidence, Hypothesis, cast, largest
+from heedful.checking.search import Evidence, Hypothesis, cast, largest, rows
 from heedful.checking.stages import RIGHT, attend
 
 CLOSE = 1e-3
@@ -31,9 +31,10 @@ def gradients(exam: Exam) -> None:
         exam.record.untold.append(f"gradients: {error}")
         return
     direction = torch.randn(found.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    wanted = right_gradients(item, hypothesis, direction)
-    if wanted is None or not all(x.isfinite().all() for x in (found, *wanted.values())):
+    right = right_gradients(item, hypothesis, direction)
+    if right is None or not all(x.isfinite().all() for x in (found, *right[0].values())):
         return
+    wanted, direction = right
     if not found.requires_grad:
         report_missing(exam, names)
         return
@@ -47,19 +48,23 @@ def gradients(exam: Exam) -> None:
     judge(exam, dict(zip(names, got, strict=True)), exam.caller.gradients(wanted))
 
 
-def right_gradients(item: Evidence, hypothesis: Hypothesis, direction: Tensor) -> dict[str, Tensor] | None:
-    """Gradients of what the target computes, mistakes included, by side of the case."""
+def right_gradients(
+    item: Evidence, hypothesis: Hypothesis, direction: Tensor
+) -> tuple[dict[str, Tensor], Tensor] | None:
+    """Gradients of what the target computes, mistakes included, by side of the case; and in which direction.
+
+    What a query that sees nothing gets is the target's own affair: the direction leaves it out.
+    """
     stages = RIGHT.with_all(hypothesis.variants)
     if stages is None:
         return None
     leaves = {side: getattr(item.case, side).detach().clone().requires_grad_() for side in SIDES.values()}
     case = replace(item.case, **leaves)
-    output = attend(
-        cast(item.explain(case, hypothesis.reading, item.seen.form), torch.float64), stages
-    ).output
-    grads = torch.autograd.grad(output, list(leaves.values()), direction, allow_unused=True)
+    result = attend(cast(item.explain(case, hypothesis.reading, item.seen.form), torch.float64), stages)
+    direction = direction * rows(result, item.seen.form)
+    grads = torch.autograd.grad(result.output, list(leaves.values()), direction, allow_unused=True)
     found = zip(leaves.items(), grads, strict=True)
-    return {side: torch.zeros_like(leaf) if grad is None else grad for (side, leaf), grad in found}
+    return {side: torch.zeros_like(leaf) if grad is None else grad for (side, leaf), grad in found}, direction
 
 
 def judge(exam: Exam, got: dict[str, Tensor | None], wanted: dict[str, Tensor]) -> None:

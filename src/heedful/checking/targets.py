@@ -110,8 +110,10 @@ def suggestion(name: str, module: object) -> str:
         n for n in names if getattr(getattr(module, n), "__module__", None) == getattr(module, "__name__", "")
     ]
     close = difflib.get_close_matches(name, own or names, n=3, cutoff=0.5)
-    shown = close or (own or names)[:MANY]
-    more = 0 if close else len(own or names) - len(shown)
+    if close:
+        return f" Did you mean {' or '.join(close)}?"
+    shown = (own or names)[:MANY]
+    more = len(own or names) - len(shown)
     others = f", and {more} more" if more else ""
     return f" It has: {', '.join(shown)}{others}." if shown else ""
 

@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         if unknown:
-            raise TypeError(f"MultiHeadAttention() has no {unknown_arguments(unknown)}")
+            raise TypeError(f"MultiHeadAttention() has no {unknown_arguments(unknown, MultiHeadAttention)}")
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_settings(embed_dim, num_heads, num_kv_heads, head_dim, dropout, position, softcap)
         self.embed_dim = embed_dim
@@ -171,7 +171,7 @@ class MultiHeadAttention(nn.Module):
             As `scaled_dot_product_attention`, and four matrix products.
         """
         if unknown:
-            raise TypeError(f"MultiHeadAttention has no {unknown_arguments(unknown)}")
+            raise TypeError(f"MultiHeadAttention has no {unknown_arguments(unknown, self.forward)}")
         key = query if key is None else key
         value = key if value is None else value
         check_inputs(self, query, key, value, cache)

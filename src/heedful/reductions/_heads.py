@@ -1,12 +1,13 @@
 """Answers per head: how far it looks, and a small picture of where."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from .._checks import one_of
+from .._checks import one_of, places
 from .._rows import Rows
 from ._protocol import Panel, Reduction
 from ._rows import membership
@@ -131,10 +132,13 @@ class QueryRows(Reduction):
         queries: Indices of the queries, from 0.
     """
 
-    queries: tuple[int, ...]
+    queries: Sequence[int]
     place = "heads"
 
-    def check(self, num_rows: int) -> tuple[int, ...]:
+    def __post_init__(self):
+        object.__setattr__(self, "queries", places("QueryRows(): queries", self.queries))
+
+    def check(self, num_rows: int) -> Sequence[int]:
         """The queries. Raises IndexError for one that is not there."""
         wrong = [query for query in self.queries if not 0 <= query < num_rows]
         if wrong:

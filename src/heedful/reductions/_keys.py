@@ -39,7 +39,10 @@ class Received(Reduction):
         return self.by_value_norm
 
     def panel(self, panel):
-        received = panel.weights.amax(-2) if self.how == "max" else panel.weights.sum(-2)
+        largest = (
+            self.how == "max" and panel.weights.shape[-2] > 0
+        )  # of no queries at all it is 0, as the sum is
+        received = panel.weights.amax(-2) if largest else panel.weights.sum(-2)
         if self.by_value_norm:
             received = received * panel.value_norms.masked_fill(received == 0, 0)
         if self.how != "mean":

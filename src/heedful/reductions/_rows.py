@@ -1,6 +1,7 @@
 """Answers per query: entropy, logsumexp, the largest weights."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._checks import describe, one_of
+from .._checks import describe, one_of, places
 from .._rows import Rows
 from ._protocol import Reduction, dot_rows
 
@@ -85,7 +86,8 @@ class TopKResult(NamedTuple):
 class TopK(Reduction):
     """The k largest weights of each row and their keys: values and indices (..., H, L, k), largest first.
 
-    Where a query sees fewer than k keys the rest is 0 and -1. Among equal weights the choice is free.
+    Where a query sees fewer than k keys, or there are fewer, the rest is 0 and -1. Among equal weights the choice is
+    free.
     """
 
     k: int
@@ -138,8 +140,12 @@ class MeanDistance(Reduction):
     """Mean distance of what each query looks at, in positions: (..., H, L). 0 where a query sees nothing."""
 
     def panel(self, panel):
-        mass = panel.weights.sum(-1)
-        total = (panel.weights * panel.distance).sum(-1)
+        weights = panel.weights
+        if panel.call.sinks is not None and not panel.edited:
+            # a sink that takes next to all leaves weights of 0: without it they keep their proportions
+            weights = torch.softmax(panel.logits, -1) * panel.visible
+        mass = weights.sum(-1)
+        total = (weights * panel.distance).sum(-1)
         return torch.where(mass > 0, total / mass.masked_fill(mass == 0, 1), 0)
 
 
@@ -199,7 +205,10 @@ class KeyColumns(Reduction):
         keys: Positions of the keys, from 0.
     """
 
-    keys: tuple[int, ...]
+    keys: Sequence[int]
+
+    def __post_init__(self):
+        object.__setattr__(self, "keys", places("KeyColumns(): keys", self.keys))
 
     def check(self, num_keys: int) -> list[int]:
         """The keys. Raises IndexError for one that is not there."""
