@@ -249,6 +249,28 @@ def test_a_mask_that_must_be_given(means: str, convention: str) -> None:
     assert convention in found.conventions
 
 
+class Insists(nn.Module):
+    """The module of many a tutorial: the mask has no default, and whoever has none passes None or ones."""
+
+    def __init__(self, d_model: int, num_heads: int, scaled: bool = True) -> None:
+        super().__init__()
+        self.num_heads, self.scaled = num_heads, scaled
+        self.w_q, self.w_k, self.w_v, self.w_o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        sides = ((self.w_q, q), (self.w_k, k), (self.w_v, v))
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f, x in sides)
+        scores = (q @ k.mT / (math.sqrt(q.shape[-1]) if self.scaled else 1)).masked_fill(mask == 0, -1e9)
+        return self.w_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_module_whose_mask_must_be_given() -> None:
+    found = check(Insists(24, 3))
+    assert (found.verdict, found.mistakes, found.properties) == ("right", (), ()), str(found)
+    assert "mask True = may attend" in found.conventions
+    assert [m.name for m in check(Insists(24, 3, scaled=False)).mistakes] == ["scale-missing"]
+
+
 def test_a_mistake_with_a_mask_that_must_be_given() -> None:
     found = check(insists("multiply"))
     assert ([m.name for m in found.mistakes], found.properties) == (["mask-after-softmax"], ()), str(found)

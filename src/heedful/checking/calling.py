@@ -196,16 +196,36 @@ def call_quietly(
             raise CallFailed(f"{type(error).__name__}: {error}") from error
 
 
+# Masks that hide nothing, by what they mean.
+NO_MASK: dict[str, Callable[[Shape], Tensor]] = {
+    "keep": lambda shape: torch.ones(shape.queries, shape.keys, dtype=torch.bool),
+    "block": lambda shape: torch.zeros(shape.queries, shape.keys, dtype=torch.bool),
+    "add": lambda shape: torch.zeros(shape.queries, shape.keys),
+    "keep keys": lambda shape: torch.ones(shape.batch, shape.keys, dtype=torch.bool),
+    "block keys": lambda shape: torch.zeros(shape.batch, shape.keys, dtype=torch.bool),
+}
+
+
 class Observing:
     """What callers of functions and of modules share. They define `arguments`, `run` and `parts`."""
 
+    names: Mapping[str, str]
     layout: str
+    passing: Passing | None
+    no_mask: str
     most = 2  # how many mistakes are tried together with this way of calling
 
     @property
     def arrangement(self) -> tuple[str, ...]:
         """What tells the ways of handing over the inputs apart."""
-        return (self.layout,)
+        return (self.layout, self.no_mask)
+
+    def masked(self, case: Case, heads: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The mask of a case as an argument, or what stands for none; nothing where it may be left out."""
+        mask = None if self.passing is None else self.passing.give(case, heads)
+        if self.passing is not None and mask is not None:
+            return {self.names[self.passing.role]: mask.to(dtype) if mask.is_floating_point() else mask}
+        return {self.names["mask"]: NO_MASK[self.no_mask](case.shape)} if self.no_mask else {}
 
     def observe(self, case: Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> Seen:
         """Run one case and bring the answer into one form.

@@ -57,16 +57,6 @@ def without_padded_queries(call: Call) -> Call:
 SIDES = {"q": "query", "k": "key", "v": "value"}
 
 
-# Masks that hide nothing, by what they mean.
-NO_MASK: dict[str, Callable[[Shape], Tensor]] = {
-    "keep": lambda shape: torch.ones(shape.queries, shape.keys, dtype=torch.bool),
-    "block": lambda shape: torch.zeros(shape.queries, shape.keys, dtype=torch.bool),
-    "add": lambda shape: torch.zeros(shape.queries, shape.keys),
-    "keep keys": lambda shape: torch.ones(shape.batch, shape.keys, dtype=torch.bool),
-    "block keys": lambda shape: torch.zeros(shape.batch, shape.keys, dtype=torch.bool),
-}
-
-
 @dataclass(frozen=True)
 class Function(Observing):
     """A function with its parameters sorted out.
@@ -147,11 +137,7 @@ class Function(Observing):
         given = {name: x.to(dtype, copy=True) for name, x in sides.items()}
         if case.bias is not None and "bias" in self.names:
             given[self.names["bias"]] = case.bias.to(dtype, copy=True)
-        mask = None if self.passing is None else self.passing.give(case, case.shape.heads)
-        if self.passing is not None and mask is not None:
-            given[self.names[self.passing.role]] = mask.to(dtype) if mask.is_floating_point() else mask
-        elif self.no_mask:
-            given[self.names["mask"]] = NO_MASK[self.no_mask](case.shape)
+        given |= self.masked(case, case.shape.heads, dtype)
         sizes: dict[str, object] = {
             "causal": case.causal,
             "heads": case.shape.heads,

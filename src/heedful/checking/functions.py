@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from heedful.checking import layouts
-from heedful.checking.calling import CallFailed
+from heedful.checking.calling import NO_MASK, CallFailed
 from heedful.checking.cases import SUITES, Shape, plain
 from heedful.checking.claims import Claims
-from heedful.checking.function_calls import NO_MASK, Function
+from heedful.checking.function_calls import Function
 from heedful.checking.options import KINDS, Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.roles import assign, parameters

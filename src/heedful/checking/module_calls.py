@@ -71,6 +71,7 @@ class Module(Observing):
         constants: Parameter name to a value that never changes.
         uses_memory: Whether an input to attend to, apart from the main one, is given.
         passing: How a mask is handed over, if at all.
+        no_mask: What stands for no mask where the target insists on one, a key of NO_MASK; else empty.
         modes: Context managers to call it in.
         array: Modules take tensors.
     """
@@ -83,6 +84,7 @@ class Module(Observing):
     constants: Mapping[str, object] = field(default_factory=dict)
     uses_memory: bool = True
     passing: Passing | None = None
+    no_mask: str = ""
     modes: tuple[Callable[[], Any], ...] = ()
     array: str = "torch"
 
@@ -120,9 +122,7 @@ class Module(Observing):
         for side, name in self.inputs.items():
             x = getattr(case, side)[:, 0]
             given[name] = (x.transpose(0, 1) if self.layout == "lbe" else x).to(dtype, copy=True)
-        mask = None if self.passing is None else self.passing.give(case, self.view.heads)
-        if self.passing is not None and mask is not None:
-            given[self.names[self.passing.role]] = mask.to(dtype) if mask.is_floating_point() else mask
+        given |= self.masked(case, self.view.heads, dtype)
         if case.bias is not None and "bias" in self.names:
             given[self.names["bias"]] = case.bias.to(dtype, copy=True)
         if "causal" in self.names:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from heedful.checking.calling import CallFailed
+from heedful.checking.calling import NO_MASK, CallFailed
 from heedful.checking.cases import EQUAL_LENGTHS, SUITES, Shape
 from heedful.checking.functions import constants
 from heedful.checking.module_calls import Module, View
@@ -136,6 +136,21 @@ def module_of(module: nn.Module, found: Found, options: Options) -> Module:
 
 def accepted(module: Module, options: Options) -> dict[Shape, list[Module]]:
     """For each suite of sizes, the layouts in which the module gave an output of a sensible shape."""
+    found, first = ways(module, options)
+    if not found and module.constants.get(module.names.get("mask", ""), "") is None:
+        for no_mask in NO_MASK:
+            for shape, more in ways(replace(module, no_mask=no_mask), options)[0].items():
+                found.setdefault(shape, []).extend(more)
+    if not found:
+        raise CannotCheck(
+            f"every way of calling it that I know failed. The first one, with inputs of shape (batch, length, "
+            f"{module.widths[0]}), gave:\n{first}\nValues for other parameters can be given with --set NAME=VALUE."
+        )
+    return found
+
+
+def ways(module: Module, options: Options) -> tuple[dict[Shape, list[Module]], str]:
+    """For each suite of sizes, the layouts that worked, and the first error."""
     suites = [EQUAL_LENGTHS] if module.same else SUITES
     layouts = [options.layout] if options.layout else ["ble", "lbe"]
     found: dict[Shape, list[Module]] = {}
@@ -149,12 +164,7 @@ def accepted(module: Module, options: Options) -> dict[Shape, list[Module]]:
                 first = first or str(error)
                 continue
             found.setdefault(shape, []).append(trial)
-    if not found:
-        raise CannotCheck(
-            f"every way of calling it that I know failed. The first one, with inputs of shape (batch, length, "
-            f"{module.widths[0]}), gave:\n{first}\nValues for other parameters can be given with --set NAME=VALUE."
-        )
-    return found
+    return found, first
 
 
 def always_on_in(module: Module) -> list[Reading]:
