@@ -330,7 +330,9 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 def test_ctrl_c_leaves_quietly_with_130():
-    code = "import sys, heedful.cli; print('ready', flush=True); heedful.cli.app(['see', '-'])"
+    # a program that was started in the background ignores the signal, and so would its children
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = listening + "import heedful.cli; print('ready', flush=True); heedful.cli.app(['see', '-'])"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
