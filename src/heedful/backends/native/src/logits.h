@@ -24,7 +24,8 @@ inline Floats tanh(Floats y) {
   const Floats small = y + y * square * p;
   const Floats e = exp_scaled(larger(all(-43), -size), 2);
   const Floats big = from_bits(bits((1.0f - e) / (1.0f + e)) | (bits(y) & ~0x7fffffff));
-  return (size < all(0.6f)) | (size != size) ? small : big;
+  const Ints near = (size < all(0.6f)) | (size != size);
+  return near ? small : big;
 }
 
 struct RowPlace {
