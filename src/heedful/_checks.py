@@ -78,7 +78,7 @@ def boolean(name: str, value: Tensor) -> Tensor:
     return value != 0
 
 
-def places(name: str, given: object) -> tuple[int, ...]:
+def integer_tuple(name: str, given: object) -> tuple[int, ...]:
     """A tuple of integers from a sequence or a tensor of them."""
     found = given.tolist() if isinstance(given, Tensor) else given
     if not isinstance(found, Sequence) or not all(type(each) is int for each in found):

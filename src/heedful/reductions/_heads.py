@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._checks import one_of, places
+from .._checks import integer_tuple, one_of
 from .._rows import Rows
 from ._protocol import Panel, Reduction
 from ._rows import membership
@@ -136,7 +136,7 @@ class QueryRows(Reduction):
     place = "heads"
 
     def __post_init__(self):
-        object.__setattr__(self, "queries", places("QueryRows(): queries", self.queries))
+        object.__setattr__(self, "queries", integer_tuple("QueryRows(): queries", self.queries))
 
     def check(self, num_rows: int) -> Sequence[int]:
         """The queries. Raises IndexError for one that is not there."""

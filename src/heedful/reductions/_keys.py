@@ -39,10 +39,9 @@ class Received(Reduction):
         return self.by_value_norm
 
     def panel(self, panel):
-        largest = (
-            self.how == "max" and panel.weights.shape[-2] > 0
-        )  # of no queries at all it is 0, as the sum is
-        received = panel.weights.amax(-2) if largest else panel.weights.sum(-2)
+        # The largest of no weights at all is 0, as their sum is.
+        some = panel.weights.shape[-2] > 0
+        received = panel.weights.amax(-2) if self.how == "max" and some else panel.weights.sum(-2)
         if self.by_value_norm:
             received = received * panel.value_norms.masked_fill(received == 0, 0)
         if self.how != "mean":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._checks import describe, one_of, places
+from .._checks import describe, integer_tuple, one_of
 from .._rows import Rows
 from ._protocol import Reduction, dot_rows
 
@@ -208,7 +208,7 @@ class KeyColumns(Reduction):
     keys: Sequence[int]
 
     def __post_init__(self):
-        object.__setattr__(self, "keys", places("KeyColumns(): keys", self.keys))
+        object.__setattr__(self, "keys", integer_tuple("KeyColumns(): keys", self.keys))
 
     def check(self, num_keys: int) -> list[int]:
         """The keys. Raises IndexError for one that is not there."""
