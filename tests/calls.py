@@ -234,7 +234,7 @@ SCORES = [
 ]
 SMALL = SHAPES + EMPTY + LAYOUTS + MASKS + BIASES + SCORES
 
-# Around the 128 rows of a panel, the 512 keys of a piece of a mask, and the budget of a panel.
+# Around the 128 and 512 rows of a panel, the 512 keys of a piece of a mask, and the budget of a panel.
 LONGER = [
     Case(
         f"{L} queries, {S} keys, causal",
@@ -250,6 +250,18 @@ LONGER = [
     )
     for L, S in [(127, 127), (128, 129), (129, 128), (257, 300)]
 ] + [
+    Case(
+        "520 queries, 2100 keys, causal",
+        B=1,
+        H=2,
+        G=2,
+        L=520,
+        S=2100,
+        E=34,
+        Ev=33,
+        mask=lambda c: masks.causal(),
+        keep=causal,
+    ),
     Case("511 keys", B=2, H=2, G=2, L=3, S=511, E=4, Ev=5),
     Case(
         "513 keys, prefix",

@@ -15,6 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from ..._call import Call
 from ...reductions import Reduction
 from .. import Result, without_autocast
+from .._product import suits
 from .._travel import Parcel, take_apart
 from . import functional
 from .fold import fold
@@ -62,9 +63,10 @@ def _widened(call: Call) -> Call:
 
 
 def _batched(x: Tensor) -> Tensor:
-    """`x`, copied if its batch items and heads do not lie evenly: a product of matrices would copy it every time."""
+    """`x`, copied if a product of matrices would copy it every time, or be slower: as its items and heads lie."""
     even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
-    return x if even and x.stride(3) == 1 else x.contiguous()
+    dense = x.stride(3) == 1 and (x.stride(2) == x.shape[3] or not suits(x.dtype, x.device))
+    return x if even and dense else x.contiguous()
 
 
 class Job:

@@ -15,6 +15,7 @@ from ..._call import Call
 from ...reductions import Panel, Reduction
 from .. import _exact
 from .._dropout import keep_scale
+from .._product import matmul
 from .plan import Part, plan
 from .totals import Totals
 
@@ -33,6 +34,10 @@ class Buffers:
         if name not in self.flat or self.flat[name].numel() < size:
             self.flat[name] = torch.empty(size, dtype=self.dtype, device=self.device)
         return self.flat[name][:size].view(shape)
+
+    def matmul(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """x @ y, in the buffer of this name."""
+        return matmul(x, y, out=self.get(name, *x.shape[:-1], y.shape[-1]))
 
     def own(self, x: Tensor) -> Tensor:
         """`x`, copied if it lies in a buffer that the next panel overwrites."""
@@ -62,7 +67,7 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
     if careful:
         logits = _exact.scores(query, key)
     else:
-        logits = torch.matmul(query, key.mT, out=buffers.get("logits", *query.shape[:-1], key.shape[2]))
+        logits = buffers.matmul("logits", query, key.mT)
     logits = logits.view(*part.rows.shape, key.shape[2])
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
@@ -126,14 +131,15 @@ def add_biases(logits: Tensor, call: Call, part: Part, buffers: Buffers) -> Tens
     """Scores plus biases, in which -inf forbids whatever the score or another bias is, NaN too."""
     forbidden = None
     for term in call.bias:
-        bias = torch.cat([term.bias(part.rows, span).to(call.dtype) for span in part.spans], -1)
+        spans = [term.bias(part.rows, span).to(call.dtype) for span in part.spans]
+        bias = spans[0] if len(spans) == 1 else torch.cat(spans, -1)
+        if buffers.on and bias.numel() and bool(bias.amin() > -torch.inf):
+            logits = logits.add_(bias)
+            continue
         logits = logits + bias
         hidden = bias == -torch.inf
         forbidden = hidden if forbidden is None else forbidden | hidden
-    assert forbidden is not None
-    if buffers.on and not bool(forbidden.any()):
-        return logits
-    return logits.masked_fill(forbidden, -torch.inf)
+    return logits if forbidden is None else logits.masked_fill(forbidden, -torch.inf)
 
 
 def fill_masked(x: Tensor, part: Part, number: float, buffers: Buffers) -> Tensor:
@@ -162,7 +168,7 @@ def sum_values(call: Call, part: Part, panel: Panel, careful: bool) -> Tensor:
     if careful:
         output = _exact.weighted_sum(kept, panel.value, grouped(panel.visible, part))
     else:
-        output = kept @ panel.value
+        output = matmul(kept, panel.value)
     return output.view(*part.rows.shape, panel.value.shape[-1])
 
 

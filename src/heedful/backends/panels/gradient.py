@@ -12,11 +12,15 @@ from ...reductions import Panel, Reduction
 from ...reductions._protocol import dot_rows
 from .. import _exact
 from .._dropout import keep_scale
+from .._product import matmul
 from .fold import Buffers, attend, grouped, scaled_query
 from .plan import Part, plan
 
 if TYPE_CHECKING:
     from . import Job
+
+# A reduction, its answers, and the gradients of those.
+Asked = tuple[Reduction, list[Tensor], list[Tensor | None]]
 
 
 def gradient(
@@ -30,17 +34,25 @@ def gradient(
 
 
 class Sums:
-    """The growing gradient of each tensor; None for those that need none."""
+    """The growing gradient of each tensor; None for those that need none.
 
-    def __init__(self, tensors: tuple[Tensor, ...], dtype: torch.dtype):
+    Those `by_key` lie in memory as (..., E, S), which is how a product with a panel gives them.
+    """
+
+    def __init__(self, tensors: tuple[Tensor, ...], by_key: tuple[Tensor, ...], dtype: torch.dtype):
         self.tensors = tensors
         self.totals = {id(x): torch.zeros_like(x, dtype=dtype) for x in tensors if x.requires_grad}
+        for x in by_key:
+            if x.requires_grad:
+                self.totals[id(x)] = torch.zeros(x.mT.shape, dtype=dtype, device=x.device).mT
 
     def of(self, tensor: Tensor | None) -> Tensor | None:
         return self.totals.get(id(tensor))
 
     def result(self) -> list[Tensor | None]:
-        return [None if (total := self.of(x)) is None else total.to(x.dtype) for x in self.tensors]
+        return [
+            None if (total := self.of(x)) is None else total.to(x.dtype).contiguous() for x in self.tensors
+        ]
 
 
 def _gradient(
@@ -54,46 +66,59 @@ def _gradient(
         for reduction, answer, grad in zip(job.reductions, answers, answer_grads, strict=True)
         if any(leaf is not None for leaf in tree_leaves(grad))
     ]
-    sums = Sums(job.tensors, call.dtype)
+    sums = Sums(job.tensors, (call.key, call.value), call.dtype)
     buffers = Buffers(True, call.dtype, call.query.device)
     for part in plan(call):
-        finished = bool(asked or call.edits or call.sinks is not None or careful)
-        panel = attend(call, part, buffers, careful, finished)
-        query, key, value = scaled_query(call, part), part.of_keys(call.key), panel.value
-        if careful:
-            query, key, value = map(_exact.finite, (query, key, value))
-        weights_grad = kept_grad = None
-        if output_grad is not None:
-            kept_grad = grouped(part.of_rows(output_grad), part)
-            out = buffers.get("gradient", *kept_grad.shape[:-1], value.shape[2])
-            weights_grad = torch.matmul(kept_grad, value.mT, out=out).view(panel.weights.shape)
-            if call.dropout_p:
-                weights_grad.mul_(keep_scale(call, part.rows, panel.keys))
-        used = panel.weights
-        logits_grad = logsumexp_grad = None
-        if asked or call.edits:
-            used, weights_grad, logits_grad, logsumexp_grad = _through_questions(
-                job, part, panel, weights_grad, asked, sums
-            )
-        if kept_grad is not None and (total := sums.of(call.value)) is not None:
-            if call.dropout_p:
-                used = used * keep_scale(call, part.rows, panel.keys)
-            part.add_to_keys(total, grouped(used, part).mT @ kept_grad)
-        scores_grad = _through_softmax(
-            call, part, panel, weights_grad, logits_grad, logsumexp_grad, sums, buffers
-        )
-        if careful:  # a row that sees a NaN has one everywhere
-            scores_grad = scores_grad.masked_fill(panel.logits == torch.finfo(call.dtype).min, 0)
-        _to_bias(call, part, scores_grad, sums)
-        scores_grad = grouped(scores_grad, part)
-        if call.softcap is not None:
-            scores_grad = scores_grad * (1 - torch.tanh(query @ key.mT / call.softcap) ** 2)
-        if (total := sums.of(call.query)) is not None:
-            query_grad = (scores_grad @ key).view(*part.rows.shape, key.shape[-1])
-            total[part.batch, part.heads, part.index] = query_grad * call.scale
-        if (total := sums.of(call.key)) is not None:
-            part.add_to_keys(total, scores_grad.mT @ query)
+        _add_panel(job, part, output_grad, asked, sums, buffers, careful)
     return sums.result()
+
+
+def _add_panel(
+    job: "Job",
+    part: Part,
+    output_grad: Tensor | None,
+    asked: list[Asked],
+    sums: Sums,
+    buffers: Buffers,
+    careful: bool,
+) -> None:
+    """Add what one panel contributes to every gradient."""
+    call = job.call
+    finished = bool(asked or call.edits or call.sinks is not None or careful)
+    panel = attend(call, part, buffers, careful, finished)
+    query, key, value = scaled_query(call, part), part.of_keys(call.key), panel.value
+    if careful:
+        query, key, value = map(_exact.finite, (query, key, value))
+    weights_grad = kept_grad = None
+    if output_grad is not None:
+        kept_grad = grouped(part.of_rows(output_grad), part)
+        weights_grad = buffers.matmul("gradient", kept_grad, value.mT).view(panel.weights.shape)
+        if call.dropout_p:
+            weights_grad.mul_(keep_scale(call, part.rows, panel.keys))
+    used = panel.weights
+    logits_grad = logsumexp_grad = None
+    if asked or call.edits:
+        used, weights_grad, logits_grad, logsumexp_grad = _through_questions(
+            job, part, panel, weights_grad, asked, sums
+        )
+    if kept_grad is not None and (total := sums.of(call.value)) is not None:
+        if call.dropout_p:
+            used = used * keep_scale(call, part.rows, panel.keys)
+        part.add_to_keys(total, matmul(kept_grad.mT, grouped(used, part)).mT)
+    scores_grad = _through_softmax(
+        call, part, panel, weights_grad, logits_grad, logsumexp_grad, sums, buffers
+    )
+    if careful:  # a row that sees a NaN has one everywhere
+        scores_grad = scores_grad.masked_fill(panel.logits == torch.finfo(call.dtype).min, 0)
+    _to_bias(call, part, scores_grad, sums)
+    scores_grad = grouped(scores_grad, part)
+    if call.softcap is not None:
+        scores_grad = scores_grad * (1 - torch.tanh(matmul(query, key.mT) / call.softcap) ** 2)
+    if (total := sums.of(call.query)) is not None:
+        query_grad = matmul(scores_grad, key).view(*part.rows.shape, key.shape[-1])
+        total[part.batch, part.heads, part.index] = query_grad * call.scale
+    if (total := sums.of(call.key)) is not None:
+        part.add_to_keys(total, matmul(query.mT, scores_grad).mT)
 
 
 def _through_questions(
@@ -101,7 +126,7 @@ def _through_questions(
     part: Part,
     panel: Panel,
     weights_grad: Tensor | None,
-    asked: list[tuple[Reduction, list[Tensor], list[Tensor | None]]],
+    asked: list[Asked],
     sums: Sums,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Back through edits and reductions, by autograd on this panel alone.

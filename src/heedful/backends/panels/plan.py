@@ -10,11 +10,13 @@ from torch import Tensor
 from ..._call import Call
 from ..._rows import Rows
 from ...masks._algebra import Block
+from .._product import suits
 
-# 192 rows of two heads against 4,096 keys: fewer rows make slow products, more make panels that the cache cannot hold.
-ROWS = 192
-ELEMENTS = {"cpu": 3 * 2**19}
+# Products of few rows are slow, and a large panel leaves the cache: a panel has up to so many rows, and weights.
+ROWS = 512
+ELEMENTS = {"cpu": 2**21}
 MANY_ELEMENTS = 2**26
+FEW_ROWS = 128  # which it has even where they are more weights than that
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,18 +62,20 @@ def chunks(size: int, step: int) -> list[slice]:
 
 
 def plan(call: Call) -> Iterator[Part]:
-    """The parts of a call: batch items, then rows, then heads. It depends on sizes and the mask only."""
+    """The parts of a call: batch items, then rows, then heads. It depends on sizes, dtype and mask only."""
     B, H, L, _ = call.query.shape
     G, S = call.key.shape[1:3]
     per_group = max(H // max(G, 1), 1)
-    budget = ELEMENTS.get(call.query.device.type, MANY_ELEMENTS)
-    row_step = min(ROWS, max(L, 1))
+    elements = ELEMENTS.get(call.query.device.type, MANY_ELEMENTS)
+    # torch.matmul gives two heads to two threads whole, and halves one head badly.
+    least_heads = 1 if suits(call.query.dtype, call.query.device) else 2
+    row_step = _row_step(call, ROWS // least_heads, elements // least_heads)
+    budget = elements // 2
     for batch in chunks(B, max(1, budget // max(H * row_step * S, 1))):
-        blocks = [call.rows.part(batch, slice(0, H), index) for index in chunks(L, row_step)]
-        size = (batch.stop - batch.start) * row_step * _reach(call, blocks)
-        # Two heads at least: torch gives them to two threads whole, and halves one head badly.
-        head_step = _head_step(per_group, max(2, budget // max(size, 1)))
-        for index, rows in zip(chunks(L, row_step), blocks, strict=True):
+        size = (batch.stop - batch.start) * row_step * _reach(call, batch, row_step)
+        head_step = _head_step(per_group, max(least_heads, budget // max(size, 1)))
+        for index in chunks(L, row_step):
+            rows = call.rows.part(batch, slice(0, H), index)
             pieces = [(range(S), True)] if call.mask is None else call.mask.pieces(rows)
             pieces = pieces or [(range(1), torch.zeros(1, 1, dtype=torch.bool, device=rows.device))]
             spans = _spans([keys for keys, _ in pieces])
@@ -88,11 +92,23 @@ def plan(call: Call) -> Iterator[Part]:
                 )
 
 
-def _reach(call: Call, blocks: list[Rows]) -> int:
+def _row_step(call: Call, most: int, elements: int) -> int:
+    """Rows of a panel: fewer where there are many keys, and where rows next to each other see different ones."""
+    L, S = call.query.shape[2], call.key.shape[2]
+    step = max(1, min(L, most))
+    if step <= FEW_ROWS:
+        return step
+    fitting = min(elements // max(S, 1), _reach(call, slice(0, 1), FEW_ROWS) // 4)
+    return min(step, max(FEW_ROWS, fitting))
+
+
+def _reach(call: Call, batch: slice, row_step: int) -> int:
     """About how many keys a block of rows can reach: the most among the first, the middle and the last block."""
+    H, L = call.query.shape[1:3]
     if call.mask is None:
         return call.key.shape[2]
-    some = (blocks[0], blocks[len(blocks) // 2], blocks[-1])
+    blocks = chunks(L, row_step)
+    some = (call.rows.part(batch, slice(0, H), blocks[n]) for n in (0, len(blocks) // 2, -1))
     return max(sum(map(len, call.mask.ranges(rows))) for rows in some)
 
 
