@@ -6,7 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -207,9 +207,11 @@ NO_MASK: dict[str, Callable[[Shape], Tensor]] = {
 
 
 class Observing:
-    """What callers of functions and of modules share. They define `arguments`, `run` and `parts`."""
+    """What callers of functions and of modules share: dataclasses, which define `arguments`, `run` and `parts`."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     names: Mapping[str, str]
+    constants: Mapping[str, Any]
     layout: str
     passing: Passing | None
     no_mask: str
@@ -258,7 +260,25 @@ class Observing:
         raise NotImplementedError
 
 
+Target = TypeVar("Target", bound=Observing)
+
+
 def no_output(found: Sequence[Tensor], result: object, what: str) -> CallFailed:
     """The error for a result without an output in it."""
     shapes = ", ".join(str(tuple(t.shape)) for t in found) or f"a {type(result).__name__}"
     return CallFailed(f"it returned {shapes} for {what}")
+
+
+def with_mask_if_needed(
+    target: Target, ways: Callable[[Target], tuple[dict[Shape, list[Target]], str]]
+) -> tuple[dict[Shape, list[Target]], str]:
+    """For each suite of sizes, the ways of calling that worked, and the first error.
+
+    Where none did and the mask was left out, it is called with each mask that hides nothing.
+    """
+    found, first_error = ways(target)
+    if not found and target.constants.get(target.names.get("mask", ""), "") is None:
+        for no_mask in NO_MASK:
+            for shape, more in ways(dataclasses.replace(target, no_mask=no_mask))[0].items():
+                found.setdefault(shape, []).extend(more)
+    return found, first_error

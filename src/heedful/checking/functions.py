@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from heedful.checking import layouts
-from heedful.checking.calling import NO_MASK, CallFailed
+from heedful.checking.calling import CallFailed, with_mask_if_needed
 from heedful.checking.cases import SUITES, Shape, plain
 from heedful.checking.claims import Claims
 from heedful.checking.function_calls import Function
@@ -175,11 +175,7 @@ def accepted(function: Function, claims: Claims, options: Options) -> dict[Shape
     Raises:
         CannotCheck: Nothing worked; the first error is quoted.
     """
-    found, first_error = ways(function, claims, options)
-    if not found and function.constants.get(function.names.get("mask", ""), "") is None:
-        for no_mask in NO_MASK:
-            for shape, more in ways(replace(function, no_mask=no_mask), claims, options)[0].items():
-                found.setdefault(shape, []).extend(more)
+    found, first_error = with_mask_if_needed(function, lambda each: ways(each, claims, options))
     if not found:
         raise CannotCheck(
             "every way of calling it that I know failed. The first one, with query, key and value of shape "

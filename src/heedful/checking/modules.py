@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from heedful.checking.calling import NO_MASK, CallFailed
+from heedful.checking.calling import CallFailed, with_mask_if_needed
 from heedful.checking.cases import EQUAL_LENGTHS, SUITES, Shape
 from heedful.checking.functions import constants
 from heedful.checking.module_calls import Module, View
@@ -136,11 +136,7 @@ def module_of(module: nn.Module, found: Found, options: Options) -> Module:
 
 def accepted(module: Module, options: Options) -> dict[Shape, list[Module]]:
     """For each suite of sizes, the layouts in which the module gave an output of a sensible shape."""
-    found, first = ways(module, options)
-    if not found and module.constants.get(module.names.get("mask", ""), "") is None:
-        for no_mask in NO_MASK:
-            for shape, more in ways(replace(module, no_mask=no_mask), options)[0].items():
-                found.setdefault(shape, []).extend(more)
+    found, first = with_mask_if_needed(module, lambda each: ways(each, options))
     if not found:
         raise CannotCheck(
             f"every way of calling it that I know failed. The first one, with inputs of shape (batch, length, "
