@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import answer_dtype, boolean, describe, readable
+from ._checks import answer_dtype, boolean, describe, readable, tensors_of
 from ._inputs import check_tensors
 from ._rows import Index, Rows, all_rows
 from .masks import Dense, Mask
@@ -68,7 +68,7 @@ class Call:
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors that a gradient may reach: query, key, value, and what sinks, biases and edits close over."""
         owners = (*self.bias, *self.edits)
-        others = {id(tensor): tensor for owner in owners for tensor in getattr(owner, "tensors", ())}
+        others = {id(tensor): tensor for owner in owners for tensor in tensors_of(owner)}
         sinks = () if self.sinks is None else (self.sinks,)
         return self.query, self.key, self.value, *sinks, *others.values()
 

@@ -17,6 +17,11 @@ def describe(value: object) -> str:
     return f"{value.dtype} {tuple(value.shape)}".removeprefix("torch.")
 
 
+def tensors_of(owner: object) -> tuple[Tensor, ...]:
+    """The tensors that a bias, an edit or a reduction says it is made of; it need not say anything."""
+    return getattr(owner, "tensors", ())
+
+
 def readable(*tensors: Tensor) -> bool:
     """Whether there are numbers to read: not while a compiler traces, on the meta device, or in a fake tensor."""
     for tensor in tensors:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ._call import Call
+from ._checks import tensors_of
 
 
 class Unchanged:
@@ -33,5 +34,5 @@ def _counts(call: Call) -> list[tuple[str, int]]:
         named.append(("sinks", call.sinks))
     if call.mask is not None:
         named += [("mask", x) for x in call.mask.tensors]
-    named += [("attn_bias", x) for term in call.bias for x in getattr(term, "tensors", ())]
+    named += [("attn_bias", x) for term in call.bias for x in tensors_of(term)]
     return [(name, x._version if isinstance(x, Tensor) and not x.is_inference() else 0) for name, x in named]

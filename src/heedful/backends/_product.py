@@ -1,35 +1,44 @@
-"""x @ y, by the quickest library that torch carries.
+"""Products of matrices for panels that nothing records, by the quickest library that torch carries.
 
-`torch.matmul` multiplies float32 with MKL, which leaves half the width of an AMD processor's AVX-512 unused: 112 GF/s
-on a core where oneDNN reaches 250. torch carries oneDNN too, as the layers that `torch.compile` builds for the CPU.
+`torch.matmul` multiplies float32 with MKL, which leaves half the width of an AMD processor's AVX-512 unused: 110 GF/s
+on a core where oneDNN reaches 200 to 250. torch carries oneDNN too, for its convolutions. So every row of x is a pixel,
+and every column of y, or row of y.mT, the kernel of a channel.
 """
 
 import math
-from collections.abc import Iterator
+import platform
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-# Multiplications in a product of two matrices: a smaller one costs more to call than it gains.
-WORTHWHILE = 2**22
-WORTHWHILE_IN_PLACE = 2**25
+# Of a product of two matrices: the least number of multiplications, and the least size, that repay the longer call.
+MULTIPLICATIONS = 2**25
+SIZE = 16
+# Numbers in y that bring torch to take oneDNN for the gradient of kernels.
+NUMBERS = 20480
 
 
 def matmul(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
-    """(..., M, K) @ (..., K, N), with the same leading dimensions.
-
-    Only `out` keeps a large result from memory that is fetched anew, page by page, with every call.
-    """
-    if not _by_onednn(x, y, WORTHWHILE if out is None else WORTHWHILE_IN_PLACE):
+    """x @ y: (..., M, K) and (..., K, N), with the same leading dimensions."""
+    if not _by_onednn(x, y):
         return torch.matmul(x, y, out=out)
-    if out is None:
-        linear = torch.ops.mkldnn._linear_pointwise
-        products = [linear(rows, columns, None, "none", [], "") for rows, columns in _matrices(x, y.mT)]
-        return (products[0] if len(products) == 1 else torch.stack(products)).view(*x.shape[:-1], y.shape[-1])
-    for total, rows, columns in _matrices(out.zero_(), x, y.mT):
-        _add_product(total, rows, columns)
-    return out
+    total = x.new_zeros(*x.shape[:-1], y.shape[-1]) if out is None else out.zero_()
+    for matrices in zip(*(each.flatten(0, -3) for each in (total, x, y.mT)), strict=True):
+        _add_convolution(*matrices)
+    return total
+
+
+def transposed_matmul(x: Tensor, y: Tensor) -> Tensor:
+    """x.mT @ y: (..., M, N) and (..., M, K), with the same leading dimensions."""
+    y = y.contiguous()
+    if math.prod(y.shape[-2:]) <= NUMBERS or torch.get_num_threads() < 2 or not _by_onednn(x.mT, y):
+        return x.mT @ y
+    pairs = zip(x.flatten(0, -3), y.flatten(0, -3), strict=True)
+    total = torch.stack([_gradient_of_kernels(*matrices) for matrices in pairs])
+    return total.view(*x.shape[:-2], x.shape[-1], y.shape[-1])
 
 
 def suits(dtype: torch.dtype, device: torch.device) -> bool:
@@ -37,27 +46,16 @@ def suits(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.enabled and _available()
 
 
-def _by_onednn(x: Tensor, y: Tensor, worthwhile: int) -> bool:
+def _by_onednn(x: Tensor, y: Tensor) -> bool:
+    sizes = (*x.shape[-2:], y.shape[-1])
     return (
-        suits(x.dtype, x.device)
-        and math.prod(sizes := (*x.shape[-2:], y.shape[-1])) >= worthwhile
-        and min(sizes) >= 16
+        math.prod(sizes) >= MULTIPLICATIONS
+        and min(sizes) >= SIZE
+        and suits(x.dtype, x.device)
         and type(x) is type(y) is Tensor
-        and not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad))
-        and (_dense(y) or _dense(y.mT))
+        and all(_dense(each) or _dense(each.mT) for each in (x, y))
+        and not _followed()
     )
-
-
-def _matrices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(x.flatten(0, -3) for x in tensors), strict=True)
-
-
-def _add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """total += x @ y.T, as a convolution: every row of `x` a pixel, every row of `y` the kernel of a channel."""
-    add = torch.ops.mkldnn._convolution_pointwise_.binary
-    total, x = (image[None, :, None].permute(0, 3, 1, 2) for image in (total, x.contiguous()))
-    nothing, once = [0, 0], [1, 1]
-    add(total, x, y[:, :, None, None], None, nothing, once, once, 1, "add", 1.0, None, [], None)
 
 
 def _dense(x: Tensor) -> bool:
@@ -65,11 +63,70 @@ def _dense(x: Tensor) -> bool:
     return x.stride(-1) == 1 and x.stride(-2) == x.shape[-1]
 
 
+def _followed() -> bool:
+    """Whether anybody follows the operations, and may not know these."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+def _image(x: Tensor) -> Tensor:
+    """A matrix as an image, (1, columns, rows, 1)."""
+    return x[None, :, None].permute(0, 3, 1, 2)
+
+
+def _add_convolution(total: Tensor, x: Tensor, kernels: Tensor) -> None:
+    """Add x @ kernels.T to `total`."""
+    torch.ops.mkldnn._convolution_pointwise_.binary(
+        _image(total),
+        _image(x.contiguous()),
+        kernels[:, :, None, None],
+        None,
+        padding=[0, 0],
+        stride=[1, 1],
+        dilation=[1, 1],
+        groups=1,
+        binary_attr="add",
+        alpha=1.0,
+        unary_attr=None,
+        unary_scalars=[],
+        unary_algorithm=None,
+    )
+
+
+def _gradient_of_kernels(x: Tensor, y: Tensor) -> Tensor:
+    """x.T @ y, from which the gradient of kernels follows when x is that of an output and y was the input."""
+    kernels = y.new_empty(x.shape[1], y.shape[1], 1, 1)
+    _, found, _ = torch.ops.aten.convolution_backward(
+        _image(x),
+        _image(y),
+        kernels,
+        bias_sizes=None,
+        stride=[1, 1],
+        padding=[0, 0],
+        dilation=[1, 1],
+        transposed=False,
+        output_padding=[0, 0],
+        groups=1,
+        output_mask=[False, True, False],
+    )
+    return found[:, :, 0, 0]
+
+
 @cache
 def _available() -> bool:
     return (
-        torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
+        torch.backends.mkldnn.is_available()
+        and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+        and "AuthenticAMD" in _processor()
+        and hasattr(getattr(torch.ops.mkldnn, "_convolution_pointwise_", None), "binary")
     )
+
+
+def _processor() -> str:
+    """What the system says about the processor: Linux in a file, Windows by a name."""
+    told = Path("/proc/cpuinfo")
+    return told.read_text() if told.exists() else platform.processor()

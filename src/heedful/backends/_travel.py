@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .. import edits, masks, reductions
 from .._call import Call, TensorBias
+from .._checks import tensors_of
 from .._rows import Rows
 from ..masks import _algebra, _patterns
 from ..positions.bias import Alibi, RelativeBias
@@ -148,7 +149,7 @@ class Parcel:
     @property
     def closed_over(self) -> tuple[Tensor, ...]:
         """The tensors that `others` keep, each once."""
-        kept = (x for other in self.others for x in getattr(other, "tensors", ()))
+        kept = (x for other in self.others for x in tensors_of(other))
         return tuple({id(x): x for x in kept}.values())
 
     def unpack(self, tensors: Sequence[Tensor]) -> Any:

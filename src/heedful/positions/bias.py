@@ -66,7 +66,7 @@ class Alibi:
             Time and memory heads * rows * keys.
         """
         _check_heads(self, rows)
-        # counted from the first key: floating point numbers are exact there, and half the size of integers
+        # counted from the first key of the panel: exact in float32 below 2**24, and half the size of integers
         query = (rows.positions - keys.start).to(rows.dtype)
         distance = (query - torch.arange(len(keys), dtype=rows.dtype, device=rows.device)).abs()
         return -self.slopes(rows.device, rows.dtype)[rows.heads, None, None] * distance

@@ -130,7 +130,7 @@ def largest(x: Tensor, k: int, scratch: Tensor | None = None) -> Tensor:
         last = torch.arange(8 * groups, width, device=x.device)
         places = torch.cat([places, last.expand(*best.shape[:-1], -1)], -1)
     candidates = x.gather(-1, places).clamp(min=torch.finfo(x.dtype).min)
-    # torch gives topk a second thread above 32,768 numbers, which 384 rows have then: what is added is below all others
+    # torch gives topk a second thread above 32,768 numbers, which 512 rows have then: what is added is below all others
     candidates = pad(candidates, (0, max(0, 96 - candidates.shape[-1])), value=-torch.inf)
     return places.gather(-1, candidates.topk(k, -1).indices)
 

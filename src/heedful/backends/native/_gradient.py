@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._call import Call, TensorBias
+from ..._checks import tensors_of
 from ..._rows import Rows
 from ...reductions import Entropy, LogSumExp, Received, Reduction
 from .. import plain
@@ -94,7 +95,7 @@ def _by_kernel(call: Call, needed: list[Tensor], grads: Answers, kept: Answers) 
     if "topk_weight" in grads:
         grads = grads | {"topk_key": kept["topk_key"]}
     wanted = [name for name, x in places.items() if id(x) in ids]
-    tables = {id(x): x for term in call.bias for x in term.tensors if id(x) in ids}
+    tables = {id(x): x for term in call.bias for x in tensors_of(term) if id(x) in ids}
     totals = {name: torch.zeros(x.shape) for name, x in tables.items()}
     add = partial(_add_to_biases, call, totals) if totals else None
     found = backward(call, kept["row_state"], grads, wanted, add)
@@ -109,7 +110,7 @@ def _by_kernel(call: Call, needed: list[Tensor], grads: Answers, kept: Answers) 
 def _add_to_biases(call: Call, totals: dict[int, Tensor], rows: Rows, logits: Tensor) -> None:
     """Carry the gradient of the logits of some rows on to the tensors that biases are made of."""
     for term in call.bias:
-        tensors = [x for x in term.tensors if id(x) in totals]
+        tensors = [x for x in tensors_of(term) if id(x) in totals]
         if isinstance(term, TensorBias) and tensors and rows.is_view:
             part = rows.of(totals[id(term.tensor)])
             part += logits.sum_to_size(part.shape)

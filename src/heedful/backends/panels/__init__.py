@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..._call import Call
+from ..._checks import tensors_of
 from ...reductions import Reduction
 from .. import Result, without_autocast
 from .._product import suits
@@ -63,7 +64,7 @@ def _widened(call: Call) -> Call:
 
 
 def _batched(x: Tensor) -> Tensor:
-    """`x`, copied if a product of matrices would copy it every time, or be slower: as its items and heads lie."""
+    """`x`, copied once where a product of matrices would copy it every time, or be slow for gaps between its rows."""
     even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
     dense = x.stride(3) == 1 and (x.stride(2) == x.shape[3] or not suits(x.dtype, x.device))
     return x if even and dense else x.contiguous()
@@ -76,9 +77,7 @@ class Job:
 
     def __init__(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool):
         self.call, self.reductions, self.need_output = call, reductions, need_output
-        self.closed_over = tuple(
-            x for owner in (*call.edits, *reductions) for x in getattr(owner, "tensors", ())
-        )
+        self.closed_over = tuple(x for owner in (*call.edits, *reductions) for x in tensors_of(owner))
         self.tensors = tuple({id(x): x for x in (*call.tensors, *self.closed_over)}.values())
 
     def fold(self, buffered: bool) -> list[Any]:

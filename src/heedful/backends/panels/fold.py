@@ -35,9 +35,11 @@ class Buffers:
             self.flat[name] = torch.empty(size, dtype=self.dtype, device=self.device)
         return self.flat[name][:size].view(shape)
 
-    def matmul(self, name: str, x: Tensor, y: Tensor) -> Tensor:
-        """x @ y, in the buffer of this name."""
-        return matmul(x, y, out=self.get(name, *x.shape[:-1], y.shape[-1]))
+    def matmul(self, x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
+        """x @ y, in the buffer of this name if there is one."""
+        if not self.on:
+            return x @ y
+        return matmul(x, y, out=self.get(name, *x.shape[:-1], y.shape[-1]) if name else None)
 
     def own(self, x: Tensor) -> Tensor:
         """`x`, copied if it lies in a buffer that the next panel overwrites."""
@@ -67,7 +69,7 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
     if careful:
         logits = _exact.scores(query, key)
     else:
-        logits = buffers.matmul("logits", query, key.mT)
+        logits = buffers.matmul(query, key.mT, "logits")
     logits = logits.view(*part.rows.shape, key.shape[2])
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
@@ -133,6 +135,11 @@ def add_biases(logits: Tensor, call: Call, part: Part, buffers: Buffers) -> Tens
     for term in call.bias:
         spans = [term.bias(part.rows, span).to(call.dtype) for span in part.spans]
         bias = spans[0] if len(spans) == 1 else torch.cat(spans, -1)
+        if buffers.on and bias.requires_grad and torch.is_grad_enabled():
+            raise TypeError(
+                f"attn_bias: {type(term).__name__}.bias() is made of a tensor that requires a gradient, which would "
+                "not reach it. Give the class an attribute `tensors`, a tuple with that tensor."
+            )
         if buffers.on and bias.numel() and bool(bias.amin() > -torch.inf):
             logits = logits.add_(bias)
             continue
@@ -159,7 +166,7 @@ def fill_masked(x: Tensor, part: Part, number: float, buffers: Buffers) -> Tenso
     return torch.cat(filled, -1)
 
 
-def sum_values(call: Call, part: Part, panel: Panel, careful: bool) -> Tensor:
+def sum_values(call: Call, part: Part, panel: Panel, buffers: Buffers, careful: bool) -> Tensor:
     """weights @ value of one panel after dropout, (batch, heads, rows, Ev)."""
     kept = panel.weights
     if call.dropout_p:
@@ -168,7 +175,7 @@ def sum_values(call: Call, part: Part, panel: Panel, careful: bool) -> Tensor:
     if careful:
         output = _exact.weighted_sum(kept, panel.value, grouped(panel.visible, part))
     else:
-        output = matmul(kept, panel.value)
+        output = buffers.matmul(kept, panel.value)
     return output.view(*part.rows.shape, panel.value.shape[-1])
 
 
@@ -194,7 +201,7 @@ def _fold(
     for part in plan(call):
         panel = attend(call, part, buffers, careful, asked).edited_by(call.edits)
         if need_output:
-            output.add(part, sum_values(call, part, panel, careful))
+            output.add(part, sum_values(call, part, panel, buffers, careful))
         for reduction, total in zip(reductions, totals, strict=True):
             total.add(part, tree_map(buffers.own, reduction.panel(panel)))
     return [output.result() if need_output else None, *(total.result() for total in totals)]

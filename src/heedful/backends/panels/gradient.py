@@ -8,11 +8,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ..._call import Call, TensorBias
+from ..._checks import tensors_of
 from ...reductions import Panel, Reduction
 from ...reductions._protocol import dot_rows
 from .. import _exact
 from .._dropout import keep_scale
-from .._product import matmul
+from .._product import transposed_matmul
 from .fold import Buffers, attend, grouped, scaled_query
 from .plan import Part, plan
 
@@ -34,25 +35,17 @@ def gradient(
 
 
 class Sums:
-    """The growing gradient of each tensor; None for those that need none.
+    """The growing gradient of each tensor; None for those that need none."""
 
-    Those `by_key` lie in memory as (..., E, S), which is how a product with a panel gives them.
-    """
-
-    def __init__(self, tensors: tuple[Tensor, ...], by_key: tuple[Tensor, ...], dtype: torch.dtype):
+    def __init__(self, tensors: tuple[Tensor, ...], dtype: torch.dtype):
         self.tensors = tensors
         self.totals = {id(x): torch.zeros_like(x, dtype=dtype) for x in tensors if x.requires_grad}
-        for x in by_key:
-            if x.requires_grad:
-                self.totals[id(x)] = torch.zeros(x.mT.shape, dtype=dtype, device=x.device).mT
 
     def of(self, tensor: Tensor | None) -> Tensor | None:
         return self.totals.get(id(tensor))
 
     def result(self) -> list[Tensor | None]:
-        return [
-            None if (total := self.of(x)) is None else total.to(x.dtype).contiguous() for x in self.tensors
-        ]
+        return [None if (total := self.of(x)) is None else total.to(x.dtype) for x in self.tensors]
 
 
 def _gradient(
@@ -66,7 +59,7 @@ def _gradient(
         for reduction, answer, grad in zip(job.reductions, answers, answer_grads, strict=True)
         if any(leaf is not None for leaf in tree_leaves(grad))
     ]
-    sums = Sums(job.tensors, (call.key, call.value), call.dtype)
+    sums = Sums(job.tensors, call.dtype)
     buffers = Buffers(True, call.dtype, call.query.device)
     for part in plan(call):
         _add_panel(job, part, output_grad, asked, sums, buffers, careful)
@@ -92,7 +85,7 @@ def _add_panel(
     weights_grad = kept_grad = None
     if output_grad is not None:
         kept_grad = grouped(part.of_rows(output_grad), part)
-        weights_grad = buffers.matmul("gradient", kept_grad, value.mT).view(panel.weights.shape)
+        weights_grad = buffers.matmul(kept_grad, value.mT, "gradient").view(panel.weights.shape)
         if call.dropout_p:
             weights_grad.mul_(keep_scale(call, part.rows, panel.keys))
     used = panel.weights
@@ -104,7 +97,7 @@ def _add_panel(
     if kept_grad is not None and (total := sums.of(call.value)) is not None:
         if call.dropout_p:
             used = used * keep_scale(call, part.rows, panel.keys)
-        part.add_to_keys(total, matmul(kept_grad.mT, grouped(used, part)).mT)
+        part.add_to_keys(total, transposed_matmul(grouped(used, part), kept_grad))
     scores_grad = _through_softmax(
         call, part, panel, weights_grad, logits_grad, logsumexp_grad, sums, buffers
     )
@@ -113,12 +106,14 @@ def _add_panel(
     _to_bias(call, part, scores_grad, sums)
     scores_grad = grouped(scores_grad, part)
     if call.softcap is not None:
-        scores_grad = scores_grad * (1 - torch.tanh(matmul(query, key.mT) / call.softcap) ** 2)
+        scores_grad = scores_grad * (
+            1 - torch.tanh(buffers.matmul(query, key.mT, "capped") / call.softcap) ** 2
+        )
     if (total := sums.of(call.query)) is not None:
-        query_grad = matmul(scores_grad, key).view(*part.rows.shape, key.shape[-1])
+        query_grad = buffers.matmul(scores_grad, key).view(*part.rows.shape, key.shape[-1])
         total[part.batch, part.heads, part.index] = query_grad * call.scale
     if (total := sums.of(call.key)) is not None:
-        part.add_to_keys(total, matmul(query.mT, scores_grad).mT)
+        part.add_to_keys(total, transposed_matmul(scores_grad, query))
 
 
 def _through_questions(
@@ -216,7 +211,7 @@ def _to_bias(call: Call, part: Part, scores_grad: Tensor, sums: Sums) -> None:
         of_span = scores_grad[..., column : column + len(span)]
         column += len(span)
         for term in call.bias:
-            wanted = [tensor for tensor in term.tensors if sums.of(tensor) is not None]
+            wanted = [tensor for tensor in tensors_of(term) if sums.of(tensor) is not None]
             if not wanted:
                 continue
             total = sums.of(wanted[0])

@@ -1,5 +1,6 @@
 """How a call is cut into panels."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from .._product import suits
 # Products of few rows are slow, and a large panel leaves the cache: a panel has up to so many rows, and weights.
 ROWS = 512
 ELEMENTS = {"cpu": 2**21}
-MANY_ELEMENTS = 2**26
+MANY_ELEMENTS = 2**27
 FEW_ROWS = 128  # which it has even where they are more weights than that
 
 
@@ -62,7 +63,7 @@ def chunks(size: int, step: int) -> list[slice]:
 
 
 def plan(call: Call) -> Iterator[Part]:
-    """The parts of a call: batch items, then rows, then heads. It depends on sizes, dtype and mask only."""
+    """The parts of a call: batch items, then rows, then heads. It depends on sizes, dtype, mask and processor."""
     B, H, L, _ = call.query.shape
     G, S = call.key.shape[1:3]
     per_group = max(H // max(G, 1), 1)
@@ -70,7 +71,7 @@ def plan(call: Call) -> Iterator[Part]:
     # torch.matmul gives two heads to two threads whole, and halves one head badly.
     least_heads = 1 if suits(call.query.dtype, call.query.device) else 2
     row_step = _row_step(call, ROWS // least_heads, elements // least_heads)
-    budget = elements // 2
+    budget = elements // 2  # several heads are as quick in smaller panels
     for batch in chunks(B, max(1, budget // max(H * row_step * S, 1))):
         size = (batch.stop - batch.start) * row_step * _reach(call, batch, row_step)
         head_step = _head_step(per_group, max(least_heads, budget // max(size, 1)))
@@ -96,10 +97,13 @@ def _row_step(call: Call, most: int, elements: int) -> int:
     """Rows of a panel: fewer where there are many keys, and where rows next to each other see different ones."""
     L, S = call.query.shape[2], call.key.shape[2]
     step = max(1, min(L, most))
-    if step <= FEW_ROWS:
-        return step
-    fitting = min(elements // max(S, 1), _reach(call, slice(0, 1), FEW_ROWS) // 4)
-    return min(step, max(FEW_ROWS, fitting))
+    if step > FEW_ROWS:
+        fitting = elements // max(S, 1)
+        if call.mask is not None:
+            fitting = min(fitting, _reach(call, slice(0, 1), FEW_ROWS) // 4)
+        step = min(step, max(FEW_ROWS, fitting))
+    panels = math.ceil(L / step)
+    return math.ceil(L / max(panels, 1)) or 1
 
 
 def _reach(call: Call, batch: slice, row_step: int) -> int:
