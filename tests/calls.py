@@ -251,12 +251,12 @@ LONGER = [
     for L, S in [(127, 127), (128, 129), (129, 128), (257, 300)]
 ] + [
     Case(
-        "520 queries, 2100 keys, causal",
+        "530 queries, 2112 keys, causal",
         B=1,
         H=2,
         G=2,
-        L=520,
-        S=2100,
+        L=530,
+        S=2112,
         E=34,
         Ev=33,
         mask=lambda c: masks.causal(),

@@ -1,7 +1,7 @@
 """The product that panels are made of, by either library."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from heedful import masks
 from heedful._rows import Rows, all_rows
 from heedful.backends import _product
 from heedful.backends._product import matmul, transposed_matmul
+from heedful.backends.panels import plan
 
 needs_onednn = pytest.mark.skipif(
     not _product.suits(torch.float32, torch.device("cpu")), reason="oneDNN is not quicker on this processor"
@@ -33,10 +34,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return multiply
 
     monkeypatch.setattr(_product, "NUMBERS", 1)
-    for name in ("_add_convolution", "_gradient_of_kernels"):
+    monkeypatch.setattr(_product, "EVEN", 1)
+    monkeypatch.setattr(plan, "EVEN", 1)
+    for name in ("_add_convolution", "_gradient"):
         monkeypatch.setattr(_product, name, told("oneDNN", getattr(_product, name)))
     monkeypatch.setattr(_product.torch, "matmul", told("torch", torch.matmul))
     return found
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
 
 
 def transposed(x: Tensor) -> Tensor:
@@ -65,6 +76,7 @@ LAYOUTS = {"plain": lambda x: x, "transposed": transposed, "rows of a longer one
 
 
 @needs_onednn
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("given", [False, True], ids=["new", "out"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("leading", [(), (1, 1), (2, 3)])
@@ -83,6 +95,7 @@ def test_products_by_onednn(
 
 
 @needs_onednn
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("leading", [(1, 1), (2, 3)])
 @pytest.mark.parametrize(("M", "N", "K"), [(17, 150, 19), (530, 60, 40), (33, 40, 300)])
@@ -95,15 +108,20 @@ def test_transposed_products_by_onednn(
     assert calls == ["oneDNN"] * math.prod(leading)
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_transposed_products_with_one_thread(calls: list[str]) -> None:
     x, y = torch.randn(2, 3, 40, 50), torch.randn(2, 3, 40, 30)
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        assert torch.equal(transposed_matmul(x, y), x.mT @ y)
-    finally:
-        torch.set_num_threads(threads)
+    assert torch.equal(transposed_matmul(x, y), x.mT @ y)
     assert "oneDNN" not in calls
+
+
+@needs_onednn
+def test_only_sizes_that_meet_again(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_product, "EVEN", 64)
+    for rows, keys in ((128, 192), (128, 200), (120, 192)):
+        matmul(torch.randn(1, rows, 40), torch.randn(1, 40, keys))
+    assert calls == ["oneDNN", "torch", "torch"]
 
 
 @pytest.mark.parametrize(

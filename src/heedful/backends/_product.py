@@ -7,6 +7,7 @@ and every column of y, or row of y.mT, the kernel of a channel.
 
 import math
 import platform
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from torch.autograd import forward_ad
 # Of a product of two matrices: the least number of multiplications, and the least size, that repay the longer call.
 MULTIPLICATIONS = 2**25
 SIZE = 16
-# Numbers in y that bring torch to take oneDNN for the gradient of kernels.
+# oneDNN keeps code for every combination of sizes that it meets, a thousand of them at a fifth of a megabyte each.
+# So it gets none but multiples of this, which meet again; the smallest size, of a head, is the same in every call.
+EVEN = 64
+# Numbers of an image above which torch takes oneDNN for the gradients of a convolution.
 NUMBERS = 20480
 
 
@@ -25,6 +29,8 @@ def matmul(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
     """x @ y: (..., M, K) and (..., K, N), with the same leading dimensions."""
     if not _by_onednn(x, y):
         return torch.matmul(x, y, out=out)
+    if out is None and _dense(y) and _gradients_by_onednn(x.shape[-2] * y.shape[-1]):
+        return _each(_gradient_of_image, x, y)
     total = x.new_zeros(*x.shape[:-1], y.shape[-1]) if out is None else out.zero_()
     for matrices in zip(*(each.flatten(0, -3) for each in (total, x, y.mT)), strict=True):
         _add_convolution(*matrices)
@@ -34,11 +40,17 @@ def matmul(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
 def transposed_matmul(x: Tensor, y: Tensor) -> Tensor:
     """x.mT @ y: (..., M, N) and (..., M, K), with the same leading dimensions."""
     y = y.contiguous()
-    if math.prod(y.shape[-2:]) <= NUMBERS or torch.get_num_threads() < 2 or not _by_onednn(x.mT, y):
+    if not _by_onednn(x.mT, y) or not _gradients_by_onednn(y.shape[-2] * y.shape[-1]):
         return x.mT @ y
+    return _each(_gradient_of_kernels, x, y)
+
+
+def _each(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """The product of every two matrices."""
     pairs = zip(x.flatten(0, -3), y.flatten(0, -3), strict=True)
-    total = torch.stack([_gradient_of_kernels(*matrices) for matrices in pairs])
-    return total.view(*x.shape[:-2], x.shape[-1], y.shape[-1])
+    products = [product(*matrices) for matrices in pairs]
+    stacked = products[0][None] if len(products) == 1 else torch.stack(products)
+    return stacked.view(*x.shape[:-2], *stacked.shape[-2:])
 
 
 def suits(dtype: torch.dtype, device: torch.device) -> bool:
@@ -47,15 +59,21 @@ def suits(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _by_onednn(x: Tensor, y: Tensor) -> bool:
-    sizes = (*x.shape[-2:], y.shape[-1])
+    sizes = sorted((*x.shape[-2:], y.shape[-1]))
     return (
         math.prod(sizes) >= MULTIPLICATIONS
-        and min(sizes) >= SIZE
+        and sizes[0] >= SIZE
+        and not any(size % EVEN for size in sizes[1:])
         and suits(x.dtype, x.device)
         and type(x) is type(y) is Tensor
         and all(_dense(each) or _dense(each.mT) for each in (x, y))
         and not _followed()
     )
+
+
+def _gradients_by_onednn(numbers: int) -> bool:
+    """Whether torch takes oneDNN for the gradients of a convolution, of an image of so many numbers."""
+    return numbers > NUMBERS and torch.get_num_threads() > 1
 
 
 def _dense(x: Tensor) -> bool:
@@ -97,13 +115,22 @@ def _add_convolution(total: Tensor, x: Tensor, kernels: Tensor) -> None:
     )
 
 
+def _gradient_of_image(x: Tensor, kernels: Tensor) -> Tensor:
+    """x @ kernels, if `x` is the gradient of what they made of an image."""
+    return _gradient(0, x, x.new_empty(len(x), kernels.shape[1]), kernels)[0, :, :, 0].mT
+
+
 def _gradient_of_kernels(x: Tensor, y: Tensor) -> Tensor:
-    """x.T @ y, from which the gradient of kernels follows when x is that of an output and y was the input."""
-    kernels = y.new_empty(x.shape[1], y.shape[1], 1, 1)
-    _, found, _ = torch.ops.aten.convolution_backward(
+    """x.T @ y, if `x` is the gradient of what kernels made of the image `y`."""
+    return _gradient(1, x, y, y.new_empty(x.shape[1], y.shape[1]))[:, :, 0, 0]
+
+
+def _gradient(of: int, x: Tensor, image: Tensor, kernels: Tensor) -> Tensor:
+    """The gradient of the image (0) or of the kernels (1); of the other only the shape is read."""
+    found = torch.ops.aten.convolution_backward(
         _image(x),
-        _image(y),
-        kernels,
+        _image(image),
+        kernels[:, :, None, None],
         bias_sizes=None,
         stride=[1, 1],
         padding=[0, 0],
@@ -111,9 +138,9 @@ def _gradient_of_kernels(x: Tensor, y: Tensor) -> Tensor:
         transposed=False,
         output_padding=[0, 0],
         groups=1,
-        output_mask=[False, True, False],
+        output_mask=[of == 0, of == 1, False],
     )
-    return found[:, :, 0, 0]
+    return found[of]
 
 
 @cache

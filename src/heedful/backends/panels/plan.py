@@ -1,6 +1,5 @@
 """How a call is cut into panels."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,7 @@ from torch import Tensor
 from ..._call import Call
 from ..._rows import Rows
 from ...masks._algebra import Block
-from .._product import suits
+from .._product import EVEN, suits
 
 # Products of few rows are slow, and a large panel leaves the cache: a panel has up to so many rows, and weights.
 ROWS = 512
@@ -69,7 +68,7 @@ def plan(call: Call) -> Iterator[Part]:
     per_group = max(H // max(G, 1), 1)
     elements = ELEMENTS.get(call.query.device.type, MANY_ELEMENTS)
     # torch.matmul gives two heads to two threads whole, and halves one head badly.
-    least_heads = 1 if suits(call.query.dtype, call.query.device) else 2
+    least_heads = 1 if S % EVEN == 0 and suits(call.query.dtype, call.query.device) else 2
     row_step = _row_step(call, ROWS // least_heads, elements // least_heads)
     budget = elements // 2  # several heads are as quick in smaller panels
     for batch in chunks(B, max(1, budget // max(H * row_step * S, 1))):
@@ -97,13 +96,12 @@ def _row_step(call: Call, most: int, elements: int) -> int:
     """Rows of a panel: fewer where there are many keys, and where rows next to each other see different ones."""
     L, S = call.query.shape[2], call.key.shape[2]
     step = max(1, min(L, most))
-    if step > FEW_ROWS:
-        fitting = elements // max(S, 1)
-        if call.mask is not None:
-            fitting = min(fitting, _reach(call, slice(0, 1), FEW_ROWS) // 4)
-        step = min(step, max(FEW_ROWS, fitting))
-    panels = math.ceil(L / step)
-    return math.ceil(L / max(panels, 1)) or 1
+    if step <= FEW_ROWS:
+        return step
+    fitting = elements // max(S, 1)
+    if call.mask is not None:
+        fitting = min(fitting, _reach(call, slice(0, 1), FEW_ROWS) // 4)
+    return max(FEW_ROWS, min(step, fitting) // EVEN * EVEN)
 
 
 def _reach(call: Call, batch: slice, row_step: int) -> int:
