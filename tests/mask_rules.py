@@ -27,7 +27,7 @@ class Sizes:
 
     def rows(self) -> Rows:
         whole = slice(0, self.B), slice(0, self.H), slice(0, self.L)
-        return Rows(*whole, self.query_start, self.H, self.L, self.S, torch.device("cpu"))
+        return Rows(*whole, self.query_start, self.B, self.H, self.L, self.S, torch.device("cpu"))
 
     @property
     def p(self) -> Tensor:

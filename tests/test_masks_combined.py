@@ -5,7 +5,9 @@ import operator
 import pytest
 import torch
 
+from cases import attend
 from heedful import masks
+from heedful.backends import NAMES
 
 COMBINED = masks.causal() & masks.window(2) | ~masks.prefix(1)
 TRUTH = (
@@ -38,3 +40,13 @@ def test_what_is_no_mask_is_named(other, shown) -> None:
             message = str(raised.value)
             assert message.startswith(f"A mask combines with masks and with bool tensors, got {shown}")
             assert "masks.causal()" in message
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_a_prefix_longer_than_the_keys_so_far_shows_all(backend: str) -> None:
+    query, key, value = (torch.randn(2, 3, n, 4) for n in (2, 3, 3))
+    everybody = attend(query, key, value, backend=backend).output
+    assert torch.equal(attend(query, key, value, masks.prefix(4), backend=backend).output, everybody)
+    sink_and_window = masks.causal() & (masks.window(1) | masks.prefix(4))
+    found = attend(query, key, value, sink_and_window, backend=backend).output
+    torch.testing.assert_close(found, attend(query, key, value, masks.causal(), backend="reference").output)

@@ -28,6 +28,10 @@ CALLS: dict[str, tuple[tuple, dict[str, Any]]] = {
     "an integer mask with a 2": (QKV, {"mask": torch.full((L, S), 2)}),
     "a padding mask of another batch": (QKV, {"mask": masks.padding(torch.ones(3, S).int())}),
     "a list for a mask": (QKV, {"mask": [1, 2]}),
+    "a number for an edit": (QKV, {"edit": 3}),
+    "None for questions": (QKV, {"reduce": None}),
+    "None for keys": ((q(), None, k()), {}),
+    "lengths beyond the keys": (QKV, {"mask": masks.lengths(torch.tensor([3, 9]))}),
     "an argument of torch's": (QKV, {"is_causal": True}),
     "an argument that is nearly one": (QKV, {"softcaps": 3.0}),
     "complex numbers": ((q(dtype=torch.complex64), k(), k()), {}),
@@ -90,6 +94,8 @@ ASKED: dict[str, Any] = {
     "a name as an index": lambda: weights()["a"],
     "no head to ablate": lambda: heedful.ablate(),
     "a list as padding": lambda: masks.padding([[1, 0]]),
+    "groups of another batch": lambda: weights().by_key(torch.zeros(3, 5, dtype=torch.int64)),
+    "a list of questions": lambda: weights().reduce([heedful.Entropy()]),
     "groups that do not fit": lambda: weights().by_key(torch.zeros(3, dtype=torch.int64)),
     "a key column that is not there": lambda: weights().reduce(heedful.KeyColumns((9,))),
     "a query row that is not there": lambda: weights().reduce(heedful.QueryRows((9,))),
@@ -133,6 +139,28 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     "a padding mask of another batch": (
         ValueError,
         "mask does not fit the call (B=2, H=4, L=3, S=5): padding is (3, 5), expected (B, S) = (2, 5).",
+    ),
+    "a number for an edit": (
+        TypeError,
+        "edit must be a function panel -> weights, or a sequence of them, got 3.",
+    ),
+    "None for questions": (
+        TypeError,
+        "reduce must hold reductions such as heedful.Entropy() or heedful.TopK(8), got None. "
+        "Leave it out to ask nothing.",
+    ),
+    "None for keys": (TypeError, "key must be a tensor, got NoneType."),
+    "lengths beyond the keys": (
+        ValueError,
+        "mask does not fit the call (B=2, H=4, L=3, S=5): lengths has one of 9, more than the 5 keys.",
+    ),
+    "groups of another batch": (
+        ValueError,
+        "ByKey(): groups has 3 rows, the call has 2 batch items. Give one row per item, or (S,) for all.",
+    ),
+    "a list of questions": (
+        TypeError,
+        "reduce() takes reductions such as heedful.Entropy(), got [Entropy()]. Write reduce(*them) for a list.",
     ),
     "a list for a mask": (
         TypeError,

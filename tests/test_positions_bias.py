@@ -17,6 +17,7 @@ def rows_of(index, start=0, *, heads=None, num_heads=6, num_keys=40, device="cpu
         heads=slice(0, num_heads) if heads is None else heads,
         index=index,
         start=start,
+        num_items=2,
         num_heads=num_heads,
         num_queries=20,
         num_keys=num_keys,

@@ -39,6 +39,8 @@ FUNCTIONS = {
     "a matrix times weights": lambda w: torch.ones(3, L) @ w,
     "arithmetic": lambda w: 2 * w + 1 - w / 2,
     "comparison": lambda w: w > 0.1,
+    "equality": lambda w: w == 0,
+    "inequality": lambda w: w != 0,
     "where": lambda w: torch.where(w > 0.2, w, 0),
     "log": lambda w: torch.log(w + 1),
     "transpose": lambda w: w.transpose(1, 2),

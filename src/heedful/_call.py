@@ -1,7 +1,7 @@
 """One call of the function, its arguments checked and in one form."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -148,6 +148,7 @@ def check_reductions(reduce: Reduction | Sequence[Reduction]) -> tuple[Reduction
     for reduction in reductions:
         if not isinstance(reduction, Reduction):
             made = f" Write {reduction.__name__}()." if isinstance(reduction, type) else ""
+            made = " Leave it out to ask nothing." if reduction is None else made
             raise TypeError(
                 f"reduce must hold reductions such as heedful.Entropy() or heedful.TopK(8), got {reduction!r}.{made}"
             )
@@ -301,7 +302,8 @@ def _sinks(sinks: Tensor | None, H: int, device: torch.device) -> Tensor | None:
 
 def check_edits(edit: Edit | Sequence[Edit] | None, sizes: tuple[int, int, int, int]) -> tuple[Edit, ...]:
     """What `edit=` was given, as a tuple of functions that fit a call of sizes (B, H, L, S)."""
-    edits = () if edit is None else (edit,) if callable(edit) else tuple(edit)
+    given: Any = () if edit is None else edit
+    edits: tuple[Any, ...] = (given,) if callable(given) or not isinstance(given, Iterable) else tuple(given)
     for each in edits:
         if not callable(each):
             raise TypeError(f"edit must be a function panel -> weights, or a sequence of them, got {each!r}.")

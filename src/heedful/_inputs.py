@@ -11,9 +11,8 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{name} must be a tensor, got {type(tensor).__name__}. Use torch.as_tensor({name})."
-            )
+            remedy = "" if tensor is None else f" Use torch.as_tensor({name})."
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}.{remedy}")
         if tensor.dtype.is_complex:
             raise TypeError(f"{name} must be real, got {tensor.dtype}: complex scores have no softmax.")
         if not tensor.dtype.is_floating_point:

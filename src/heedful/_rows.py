@@ -34,6 +34,7 @@ class Rows:
         heads: Chosen query heads, likewise.
         index: Chosen queries, likewise.
         start: Position of query 0 among the keys: one number, or one per batch item of the whole call.
+        num_items: Number of batch items B of the whole call.
         num_heads: Number of query heads H of the whole call.
         num_queries: Number of queries L of the whole call.
         num_keys: Number of keys S.
@@ -45,6 +46,7 @@ class Rows:
     heads: Index
     index: Index
     start: int | Tensor
+    num_items: int
     num_heads: int
     num_queries: int
     num_keys: int
@@ -124,4 +126,4 @@ def all_rows(B: int, H: int, L: int, S: int, start: int | Tensor, query: Tensor)
     batch: Any = (0, B)
     heads: Any = (0, H)
     index: Any = (0, L)
-    return Rows(batch, heads, index, start, H, L, S, query.device, answer_dtype(query))
+    return Rows(batch, heads, index, start, B, H, L, S, query.device, answer_dtype(query))

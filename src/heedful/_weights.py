@@ -103,7 +103,12 @@ class Weights(TensorLike):
         wrong = [each for each in reductions if not isinstance(each, Reduction)]
         if wrong or not reductions:
             given = ", ".join(map(repr, wrong)) or "none"
-            raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {given}.")
+            listed = (
+                " Write reduce(*them) for a list."
+                if any(isinstance(each, list | tuple) for each in wrong)
+                else ""
+            )
+            raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {given}.{listed}")
         missing = tuple(dict.fromkeys(each for each in reductions if each not in self._answers))
         found = dict(zip(missing, self._compute(self._call, missing), strict=True))
         if torch.is_grad_enabled() or not self._grad:

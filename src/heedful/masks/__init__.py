@@ -61,7 +61,7 @@ def prefix(lengths: int | Tensor) -> Mask:
     """Every query sees the first `lengths` keys (with `causal() |`, a prefix language model).
 
     Args:
-        lengths: One number, or one per batch item (B,).
+        lengths: One number, which may be more than there are keys yet, or one per batch item (B,).
     """
     return Prefix(integers("prefix(): lengths", lengths))
 

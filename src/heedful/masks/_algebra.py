@@ -81,7 +81,7 @@ class Mask:
         start = S - L if query_start is None else query_start
         everything = slice(0, torch.iinfo(torch.int64).max)
         device = next((tensor.device for tensor in self.tensors), torch.device("cpu"))
-        rows = Rows(everything, everything, slice(0, L), start, 1, L, S, device)
+        rows = Rows(everything, everything, slice(0, L), start, 1, 1, L, S, device)
         block = self.block(rows, range(S))
         if isinstance(block, bool):
             return torch.full((L, S), block, device=device)

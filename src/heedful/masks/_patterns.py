@@ -75,8 +75,8 @@ class Prefix(Mask):
         found = []
         if self.lengths.dim() and len(self.lengths) != B:
             found.append(f"lengths has {len(self.lengths)} entries, the batch has {B} items")
-        if readable(self.lengths) and self.longest > S:
-            found.append(f"a length of {self.longest} is more than the {S} keys")
+        if self.lengths.dim() and readable(self.lengths) and self.longest > S:
+            found.append(f"lengths has one of {self.longest}, more than the {S} keys")
         return found
 
 

@@ -188,9 +188,14 @@ class ByKey(Reduction):
     def columns(self, rows: Rows) -> Tensor:
         """What the weights are multiplied by, (1 or batch, S, groups) bool: which group each key is in."""
         groups = self.groups.to(rows.device)
-        groups = groups[rows.batch] if groups.dim() == 2 else groups[None]
         if groups.shape[-1] != rows.num_keys:
             raise ValueError(f"ByKey(): groups names {groups.shape[-1]} keys, the call has {rows.num_keys}.")
+        if groups.dim() == 2 and len(groups) not in (1, rows.num_items):
+            raise ValueError(
+                f"ByKey(): groups has {len(groups)} rows, the call has {rows.num_items} batch items. "
+                "Give one row per item, or (S,) for all."
+            )
+        groups = groups[rows.batch] if groups.dim() == 2 and len(groups) > 1 else groups.view(1, -1)
         return membership(groups, int(self.groups.max()) + 1 if self.groups.numel() else 0)
 
     def panel(self, panel):
