@@ -302,3 +302,12 @@ def test_a_bias_need_not_name_tensors(backend: str) -> None:
     grads = (torch.autograd.grad(x.square().sum(), tensors) for x in (found, expected))
     for x, y in zip(*grads, strict=True):
         torch.testing.assert_close(x, y)
+
+
+def test_an_edit_that_hides_a_parameter_reaches_it(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_product, "NUMBERS", 10**9)
+    gate = torch.nn.Parameter(torch.tensor(0.5))
+    query, key, value = (torch.randn(1, 1, n, 20) for n in (100, 120, 120))
+    found = attend(query, key, value, edit=lambda panel: panel.weights * gate, backend="panels").output
+    plain = attend(query, key, value, backend="reference").output
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), gate)[0], plain.sum())

@@ -67,7 +67,7 @@ def _by_onednn(x: Tensor, y: Tensor) -> bool:
         and suits(x.dtype, x.device)
         and type(x) is type(y) is Tensor
         and all(_dense(each) or _dense(each.mT) for each in (x, y))
-        and not _followed()
+        and not _followed(x, y)
     )
 
 
@@ -81,10 +81,11 @@ def _dense(x: Tensor) -> bool:
     return x.stride(-1) == 1 and x.stride(-2) == x.shape[-1]
 
 
-def _followed() -> bool:
+def _followed(x: Tensor, y: Tensor) -> bool:
     """Whether anybody follows the operations, and may not know these."""
     return (
-        torch._C._are_functorch_transforms_active()
+        (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad))
+        or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
