@@ -80,7 +80,7 @@ LAYOUTS = {"plain": lambda x: x, "transposed": transposed, "rows of a longer one
 @pytest.mark.parametrize("given", [False, True], ids=["new", "out"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("leading", [(), (1, 1), (2, 3)])
-@pytest.mark.parametrize(("M", "K", "N"), [(17, 19, 150), (130, 64, 16), (33, 300, 40)])
+@pytest.mark.parametrize(("M", "K", "N"), [(17, 19, 150), (130, 64, 16), (33, 300, 40), (256, 30, 50)])
 def test_products_by_onednn(
     M: int, K: int, N: int, leading: tuple[int, ...], layout: str, given: bool, calls: list[str]
 ) -> None:

@@ -50,3 +50,41 @@ def test_a_mistake_beside_a_window(window: tuple[int, int]) -> None:
 def test_without_a_limit_there_is_no_window() -> None:
     assert not any("its own position" in c for c in check(make(1000, 0)).conventions)
     assert not any("its own position" in c for c in check(make(1000, 1000)).conventions)
+
+
+def band(length: int, keys: int, before: int, after: int, offset: int) -> Tensor:
+    ahead = torch.arange(keys) - torch.arange(length)[:, None] - offset
+    return (ahead >= -before) & (ahead <= after)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (3, 0), (1, 1)])
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_builder_of_window_masks(before: int, after: int, blocked: bool) -> None:
+    def window_mask(length: int) -> Tensor:
+        return band(length, length, before, after, 0) != blocked
+
+    found = check(window_mask, kind="mask")
+    around = f" and {after} after" if after else ""
+    assert (found.verdict, found.mistakes, found.properties) == ("right", (), ()), str(found)
+    assert f"a query sees its own position, {before} before{around}" in found.conventions
+    assert f"mask True {'= blocked' if blocked else '= may attend'} (bool)" in found.conventions
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_moved_diagonal_is_told_from_the_other_end(by: int, end: bool) -> None:
+    """With two keys more than queries, one ahead of the start is one behind the end."""
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        if is_causal:
+            L, S = scores.shape[-2:]
+            keep = torch.ones(L, S, dtype=torch.bool).tril(by + (S - L if end else 0))
+            scores = scores.masked_fill(~keep, -math.inf)
+        return scores.softmax(-1) @ value
+
+    found = check(attention)
+    name = "causal-off-by-one" if by > 0 else "causal-strict"
+    assert [m.name for m in found.mistakes] == [name], str(found)
+    assert not found.properties
+    assert any(f"aligned to the {'end' if end else 'start'}" in c for c in found.conventions)

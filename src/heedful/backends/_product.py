@@ -92,16 +92,18 @@ def _followed(x: Tensor, y: Tensor) -> bool:
     )
 
 
-def _image(x: Tensor) -> Tensor:
-    """A matrix as an image, (1, columns, rows, 1)."""
-    return x[None, :, None].permute(0, 3, 1, 2)
+def _images(x: Tensor) -> Tensor:
+    """A matrix as images, (images, columns, rows, 1): one for each thread, as other operations share out rows."""
+    threads = torch.get_num_threads()
+    images = threads if len(x) % threads == 0 and len(x) >= 128 * threads else 1
+    return x.view(images, -1, 1, x.shape[1]).permute(0, 3, 1, 2)
 
 
 def _add_convolution(total: Tensor, x: Tensor, kernels: Tensor) -> None:
     """Add x @ kernels.T to `total`."""
     torch.ops.mkldnn._convolution_pointwise_.binary(
-        _image(total),
-        _image(x.contiguous()),
+        _images(total),
+        _images(x.contiguous()),
         kernels[:, :, None, None],
         None,
         padding=[0, 0],
@@ -118,7 +120,8 @@ def _add_convolution(total: Tensor, x: Tensor, kernels: Tensor) -> None:
 
 def _gradient_of_image(x: Tensor, kernels: Tensor) -> Tensor:
     """x @ kernels, if `x` is the gradient of what they made of an image."""
-    return _gradient(0, x, x.new_empty(len(x), kernels.shape[1]), kernels)[0, :, :, 0].mT
+    found = _gradient(0, x, x.new_empty(len(x), kernels.shape[1]), kernels)
+    return found.permute(0, 2, 3, 1).flatten(0, 2)
 
 
 def _gradient_of_kernels(x: Tensor, y: Tensor) -> Tensor:
@@ -129,8 +132,8 @@ def _gradient_of_kernels(x: Tensor, y: Tensor) -> Tensor:
 def _gradient(of: int, x: Tensor, image: Tensor, kernels: Tensor) -> Tensor:
     """The gradient of the image (0) or of the kernels (1); of the other only the shape is read."""
     found = torch.ops.aten.convolution_backward(
-        _image(x),
-        _image(image),
+        _images(x),
+        _images(image),
         kernels[:, :, None, None],
         bias_sizes=None,
         stride=[1, 1],

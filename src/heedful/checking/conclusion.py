@@ -29,8 +29,7 @@ def what_it_adds(reading: Reading) -> list[str]:
     """What the target does by itself beside plain attention."""
     found = []
     if reading.window is not None:
-        around = f" and {reading.window.after} after" if reading.window.after else ""
-        found.append(f"a query sees its own position, {reading.window.before} before{around}")
+        found.append(reading.window.words())
     if reading.alibi is not None:
         how = "distance" if reading.alibi == "distance" else "the key's position"
         found.append(f"adds ALiBi by {how}")

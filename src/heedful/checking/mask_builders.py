@@ -16,7 +16,8 @@ from heedful.checking.options import Options
 from heedful.checking.problems import CannotCheck
 from heedful.checking.record import Record
 from heedful.checking.roles import assign, parameters
-from heedful.checking.stages import Sizes, causal
+from heedful.checking.stages import Sizes, Window, causal
+from heedful.checking.windows import seen_windows
 
 BATCH, QUERIES, KEYS = 2, 5, 7
 LENGTHS = torch.tensor([3, 4])
@@ -33,12 +34,14 @@ class BuilderReading:
         align: End to which a causal mask is aligned.
         causal: Whether the future is blocked.
         padding: Whether padding is.
+        window: How far a query sees, if not all that came before.
     """
 
     keep: bool
     align: str
     causal: bool
     padding: bool
+    window: Window | None = None
 
 
 def real(lengths: Tensor, keys: int) -> Tensor:
@@ -170,7 +173,14 @@ def readings(built: Built, claim: Claim | None) -> list[BuilderReading]:
     if claim is not None and claim.what == "block":
         polarities.reverse()
     parts = [(True, False)] if not built.padding else [(False, True), (True, True)]
-    return [
+    near = [
+        BuilderReading(keep, window.align, True, False, window)
+        for keep in polarities
+        for window in (
+            seen_windows(built.mask.bool() == keep) if built.mask.shape == (built.queries, built.keys) else ()
+        )
+    ]
+    return near + [
         BuilderReading(keep, align, future, padding)
         for keep in polarities
         for future, padding in parts
@@ -183,7 +193,9 @@ def predictor(built: Built) -> Callable[[BuilderReading, BuilderStages], list[Te
 
     def predict(reading: BuilderReading, stages: BuilderStages) -> list[Tensor]:
         keep = torch.ones((), dtype=torch.bool)
-        if reading.causal:
+        if reading.window is not None:
+            keep = keep & reading.window.keep(built.queries, built.keys)
+        elif reading.causal:
             sizes = Sizes(BATCH, 1, built.queries, built.keys, 1, 1)
             keep = keep & stages.causal(sizes, reading.align)
         if reading.padding:
@@ -217,6 +229,8 @@ def write(record: Record, built: Built, fit: Fit, claim: Claim | None, alignment
             )
         else:
             record.convention(f"mask True {'= may attend' if reading.keep else '= blocked'} ({built.kind})")
+    if reading.window is not None:
+        record.convention(reading.window.words())
     if reading.causal and built.queries != built.keys:
         if alignment is not None and alignment.what != reading.align:
             words = {"actual": reading.align, "claim": alignment.where, "claimed": alignment.what}

@@ -66,6 +66,11 @@ class Window:
         ahead = torch.arange(keys) - torch.arange(queries)[:, None] - offset
         return (ahead >= -self.before) & (ahead <= self.after)
 
+    def words(self) -> str:
+        """What it is, as the report writes it."""
+        around = f" and {self.after} after" if self.after else ""
+        return f"a query sees its own position, {self.before} before{around}"
+
 
 @dataclass(frozen=True)
 class Rotation:

@@ -22,7 +22,7 @@ from .._rows import Rows
 
 Edit = Callable[["Panel"], Tensor]
 
-PIECE = 2**19  # numbers of a panel at a time, on the CPU: products are summed while the cache still has them
+PIECE = 2**18  # numbers of a panel at a time, on the CPU: products are summed while the cache still has them
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,10 +131,14 @@ def dot_rows(x: Tensor, y: Tensor, scratch: Tensor | None) -> Tensor:
     """(x * y).sum(-1), some rows at a time in the beginning of `scratch`, if there is any; all have one shape."""
     if scratch is None:
         return (x * y).sum(-1)
-    rows = max(1, PIECE * x.shape[-2] // max(x.numel(), 1)) if x.is_cpu else x.shape[-2]
-    pieces = zip(x.split(rows, -2), y.split(rows, -2), strict=True)
-    room = scratch.flatten()
-    return torch.cat([torch.mul(a, b, out=room[: a.numel()].view(a.shape)).sum(-1) for a, b in pieces], -1)
+    pieces = min(max(1, x.numel() // PIECE), max(1, x.shape[-2])) if x.is_cpu else 1
+    total, room = x.new_empty(x.shape[:-1]), scratch.flatten()
+    # Rows from everywhere in each piece: torch halves it among the threads, and they meet the rows they had before.
+    for n in range(pieces):
+        some, other = x[..., n::pieces, :], y[..., n::pieces, :]
+        product = torch.mul(some, other, out=room[: some.numel()].view(some.shape))
+        torch.sum(product, -1, out=total[..., n::pieces])
+    return total
 
 
 def value_norms(value: Tensor) -> Tensor:
