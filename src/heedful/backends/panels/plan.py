@@ -62,7 +62,10 @@ def chunks(size: int, step: int) -> list[slice]:
 
 
 def plan(call: Call) -> Iterator[Part]:
-    """The parts of a call: batch items, then rows, then heads. It depends on sizes, dtype, mask and processor."""
+    """The parts of a call: batch items, then rows, then heads. It depends on sizes, dtype, mask and processor.
+
+    The last rows come first. Under a causal mask they see the most keys, and what was freed serves the smaller panels.
+    """
     B, H, L, _ = call.query.shape
     G, S = call.key.shape[1:3]
     per_group = max(H // max(G, 1), 1)
@@ -74,7 +77,7 @@ def plan(call: Call) -> Iterator[Part]:
     for batch in chunks(B, max(1, budget // max(H * row_step * S, 1))):
         size = (batch.stop - batch.start) * row_step * _reach(call, batch, row_step)
         head_step = _head_step(per_group, max(least_heads, budget // max(size, 1)))
-        for index in chunks(L, row_step):
+        for index in reversed(chunks(L, row_step)):
             rows = call.rows.part(batch, slice(0, H), index)
             pieces = [(range(S), True)] if call.mask is None else call.mask.pieces(rows)
             pieces = pieces or [(range(1), torch.zeros(1, 1, dtype=torch.bool, device=rows.device))]

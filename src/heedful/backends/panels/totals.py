@@ -12,7 +12,7 @@ Contribution = tuple[Tensor, ...]
 
 
 class Totals:
-    """One growing answer, of a reduction or the output. Parts must come in the order of the plan."""
+    """One growing answer, of a reduction or the output. Parts must come as the plan has them, the last rows first."""
 
     def __init__(self, name: str, place: str, merge: str, num_keys: int):
         self.name, self.place, self.merge, self.num_keys = name, place, merge, num_keys
@@ -27,7 +27,7 @@ class Totals:
             self._check(part, tensor)
         heads = self.grid.setdefault(part.batch.start, {})
         if self.place == "rows":
-            heads.setdefault(part.heads.start, []).append(parts)
+            heads.setdefault(part.heads.start, []).insert(0, parts)
             return
         if self.place == "keys":
             nothing = -torch.inf if self.merge == "max" else 0.0
