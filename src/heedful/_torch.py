@@ -11,18 +11,8 @@ from torch.utils._pytree import tree_map
 TOO_LARGE = 2**28
 OPERATORS = (
     *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
-    *(
-        "__pow__",
-        "__neg__",
-        "__abs__",
-        "__eq__",
-        "__ne__",
-        "__lt__",
-        "__le__",
-        "__gt__",
-        "__ge__",
-        "__array__",
-    ),
+    *("__pow__", "__neg__", "__abs__", "__array__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
 )
 INSTEAD = {
     "topk": "weights.topk(k)",
