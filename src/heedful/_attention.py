@@ -102,11 +102,13 @@ def scaled_dot_product_attention(
         call, reductions = listener.before(call, reductions)
     chosen = backends.choose(call, backend) if readable(query) else Later(backend)
     output, answers = backends.run(chosen, call, reductions)
-    leading = (query.shape[:-2], ()) if query.dim() == 3 else (query.shape[:-3], query.shape[-3:-2])
-    weights = Weights(call, chosen, *leading, zip(reductions, answers, strict=True))
+    *leading, L, _ = query.shape
+    batch_shape, head_shape = (leading, []) if query.dim() == 3 else (leading[:-1], leading[-1:])
+    weights = Weights(call, chosen, batch_shape, head_shape, zip(reductions, answers, strict=True))
     for listener in present:
         listener.after(weights)
-    return Attention(output.view(*query.shape[:-1], value.shape[-1]), weights)
+    assert output is not None
+    return Attention(output if query.dim() == 4 else output.view(*leading, L, value.shape[-1]), weights)
 
 
 def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -29,7 +29,7 @@ class TensorBias:
         return rows.of(self.tensor, keys)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Call:
     """Everything a backend needs to know, checked and in one form.
 
@@ -124,20 +124,20 @@ def make_call(
     B, H, L, E = query.shape
     S = key.shape[2]
     sizes = (B, H, L, S)
-    start = _query_start(query_start, B, L, S)
+    start = S - L if query_start is None else _query_start(query_start, B)
     return Call(
         query,
         key,
         value,
         all_rows(B, H, L, S, start, query),
-        mask=_mask(mask, dims, sizes, query.device),
-        bias=_bias(attn_bias, dims, sizes, query.device),
+        mask=None if mask is None else _mask(mask, dims, sizes, query.device),
+        bias=() if attn_bias is None else _bias(attn_bias, dims, sizes, query.device),
         scale=_scale(scale, E),
-        softcap=_softcap(softcap),
-        sinks=_sinks(sinks, H, query.device),
+        softcap=None if softcap is None else _softcap(softcap),
+        sinks=None if sinks is None else _sinks(sinks, H, query.device),
         dropout_p=_dropout(dropout_p),
         seed=_seed() if dropout_p else 0,
-        edits=check_edits(edit, sizes),
+        edits=() if edit is None else check_edits(edit, sizes),
     )
 
 
@@ -159,9 +159,7 @@ def _four_dims(tensor: Tensor) -> Tensor:
     return tensor[:, None] if tensor.dim() == 3 else tensor.flatten(0, -4)
 
 
-def _query_start(query_start: int | Tensor | None, B: int, L: int, S: int) -> int | Tensor:
-    if query_start is None:
-        return S - L
+def _query_start(query_start: int | Tensor, B: int) -> int | Tensor:
     if isinstance(query_start, int) and not isinstance(query_start, bool):
         return query_start
     if (
@@ -183,11 +181,7 @@ def as_start(start: Tensor) -> int | Tensor:
     return int(start[0]) if len(start) == 1 or bool((start == start[0]).all()) else start
 
 
-def _mask(
-    mask: Mask | Tensor | None, dims: int, sizes: tuple[int, int, int, int], device: torch.device
-) -> Mask | None:
-    if mask is None:
-        return None
+def _mask(mask: Mask | Tensor, dims: int, sizes: tuple[int, int, int, int], device: torch.device) -> Mask:
     if isinstance(mask, Tensor):
         mask = boolean("mask", mask)
         mask = Dense(_fit("mask", mask, dims, sizes))
@@ -235,7 +229,7 @@ def _fit(name: str, tensor: Tensor, dims: int, sizes: tuple[int, int, int, int])
 def _bias(
     attn_bias: Any, dims: int, sizes: tuple[int, int, int, int], device: torch.device
 ) -> tuple[Any, ...]:
-    terms = () if attn_bias is None else attn_bias if isinstance(attn_bias, tuple) else (attn_bias,)
+    terms = attn_bias if isinstance(attn_bias, tuple) else (attn_bias,)
     found = []
     for term in terms:
         if isinstance(term, Tensor):
@@ -277,9 +271,7 @@ def _scale(scale: float | None, E: int) -> float:
     return float(scale)
 
 
-def _softcap(softcap: float | None) -> float | None:
-    if softcap is None:
-        return None
+def _softcap(softcap: float) -> float:
     if isinstance(softcap, bool) or not isinstance(softcap, int | float) or not 0 < softcap < math.inf:
         raise ValueError(
             f"softcap must be a positive number, got {softcap!r}. Scores become softcap * tanh(scores / softcap); "
@@ -288,9 +280,7 @@ def _softcap(softcap: float | None) -> float | None:
     return float(softcap)
 
 
-def _sinks(sinks: Tensor | None, H: int, device: torch.device) -> Tensor | None:
-    if sinks is None:
-        return None
+def _sinks(sinks: Tensor, H: int, device: torch.device) -> Tensor:
     if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point or sinks.shape != (H,):
         raise ValueError(
             f"sinks must be a floating-point tensor (H,) with H = {H}, one logit per head, got {describe(sinks)}."

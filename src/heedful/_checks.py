@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
 
 def describe(value: object) -> str:
@@ -30,11 +31,16 @@ def readable(*tensors: Tensor) -> bool:
     return not torch.compiler.is_compiling()
 
 
+def transformed() -> bool:
+    """Whether torch.func or forward mode follows what is done, which must then be plain operations."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def autocast_dtype(x: object) -> torch.dtype | None:
     """What autocast wants such a tensor in; None where it is off."""
     if not isinstance(x, Tensor) or x.is_meta:
         return None
-    device = x.device.type
+    device = "cpu" if x.is_cpu else x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 

@@ -25,7 +25,7 @@ def size_of(index: Index) -> int:
     return index.stop - index.start if isinstance(index, slice) else len(index)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Rows:
     """Query rows of a call, and where they stand among the keys.
 
@@ -55,10 +55,12 @@ class Rows:
 
     def __post_init__(self) -> None:
         """Pairs (start, stop) become slices: a slice given to a constructor holds constants for Dynamo."""
-        for name in ("batch", "heads", "index"):
-            choice = getattr(self, name)
-            if isinstance(choice, tuple):
-                object.__setattr__(self, name, slice(*choice))
+        if isinstance(self.batch, tuple):
+            self.batch = slice(*self.batch)
+        if isinstance(self.heads, tuple):
+            self.heads = slice(*self.heads)
+        if isinstance(self.index, tuple):
+            self.index = slice(*self.index)
 
     def part(self, batch: Index, heads: Index, index: Index) -> "Rows":
         """A selection within this selection."""

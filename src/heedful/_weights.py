@@ -1,6 +1,6 @@
 """The weights of a call: an exact, lazy, differentiable matrix that is never built."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from . import _index, backends
 from ._call import Call
 from ._rows import size_of
 from ._torch import TensorLike
-from ._unchanged import Unchanged
+from ._unchanged import check_unchanged, versions
 from .reductions import (
     ByKey,
     DistanceProfile,
@@ -50,8 +50,8 @@ class Weights(TensorLike):
         self,
         call: Call,
         backend: backends.Backend,
-        batch_shape: tuple[int, ...],
-        head_shape: tuple[int, ...],
+        batch_shape: Sequence[int],
+        head_shape: Sequence[int],
         answers: Iterable[tuple[Reduction, Any]] = (),
         grad: bool | None = None,
     ):
@@ -61,7 +61,7 @@ class Weights(TensorLike):
         self._batch_shape, self._head_shape = tuple(batch_shape), tuple(head_shape)
         self._remembered = list(answers)
         self._grad = torch.is_grad_enabled() if grad is None else grad
-        self._unchanged = Unchanged(call)
+        self._versions = versions(call)
 
     @property
     def shape(self) -> torch.Size:
@@ -286,7 +286,7 @@ class Weights(TensorLike):
         heads = choices[batch] if self._head_shape else slice(0, 1)
         items = _index.flattened(choices[:batch], self._batch_shape, self.device)
         call = self._call.select(items, heads, choices[-2])
-        self._unchanged.check(self._call, value_too=False)
+        check_unchanged(self._call, self._versions, value_too=False)
         head_shape = call.query.shape[1:2] if self._head_shape else ()
         return Weights(call, self._backend, tuple(map(size_of, choices[:batch])), head_shape, grad=self._grad)
 
@@ -320,7 +320,7 @@ class Weights(TensorLike):
 
     def _run(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool) -> backends.Result:
         value_too = any(reduction.reads_value for reduction in reductions)
-        self._unchanged.check(self._call, value_too)
+        check_unchanged(self._call, self._versions, value_too)
         with torch.set_grad_enabled(self._grad and torch.is_grad_enabled()):
             return backends.run(backends.able(self._backend, call), call, reductions, need_output)
 

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 from .. import backends
 from .._call import Call, as_start
-from .._checks import readable
+from .._checks import readable, transformed
 from ..reductions import Reduction, TopK, TopKResult
 from ._shapes import shapes
 from ._travel import Luggage, Unpacked
@@ -59,7 +58,7 @@ class Later:
             else:
                 chosen = backends.able(backends.load(self.requested), call)
             return backends.run(chosen, call, reductions, need_output)
-        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        if transformed():
             raise NotImplementedError(TRANSFORMED)
         luggage = Luggage()
         asked = tuple(dict.fromkeys(reductions))  # an operator may not return one tensor twice

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from .._checks import transformed
 
 # Of a product of two matrices: the least number of multiplications, and the least size, that repay the longer call.
 MULTIPLICATIONS = 2**25
@@ -85,8 +86,7 @@ def _followed(x: Tensor, y: Tensor) -> bool:
     """Whether anybody follows the operations, and may not know these."""
     return (
         (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad))
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        or transformed()
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
     )

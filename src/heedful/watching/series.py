@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._call import Call
+from .._unchanged import check_unchanged
 from .._weights import Weights
 from .answers import Answers
 
@@ -96,7 +97,7 @@ def _begins(earlier: Weights, later: Call, needed: int) -> bool:
         if not alike or not torch.equal(old[:, :, :needed], new[:, :, :needed]):
             return False
     try:
-        earlier._unchanged.check(earlier._call, value_too=True)
+        check_unchanged(before, earlier._versions, value_too=True)
     except RuntimeError:
         return False
     return True

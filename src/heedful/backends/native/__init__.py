@@ -9,21 +9,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from ..._call import Call
+from ..._checks import transformed
 from ...reductions import Reduction
 from .. import Result, plain
 from . import _library
 from ._gradient import attend
 from ._info import Info, info
-from ._questions import Plan, known
+from ._questions import Plan
 from ._ranges import lies_apart
 from ._run import Wanted
 
 NAME = "native"
+NUMBERS = (torch.float32, torch.bfloat16, torch.float16)
 PLAIN = {Tensor, Parameter}
+OUTPUT = Wanted()
 _Mode = torch._C._TorchDispatchModeKey
 TRACERS = (_Mode.FAKE, _Mode.PROXY, _Mode.FUNCTIONAL)
 
@@ -34,9 +36,9 @@ def refusals(call: Call) -> list[str]:
     """Why the kernel cannot take the call."""
     missing = _library.reason()
     found = [missing] if missing else []
-    if call.query.device.type != "cpu":
+    if not call.query.is_cpu:
         found.append(f"it runs on the CPU, the tensors are on {call.query.device}")
-    elif call.query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    elif call.query.dtype not in NUMBERS:
         found.append(
             f"it takes float32, bfloat16 and float16, not {str(call.query.dtype).removeprefix('torch.')}"
         )
@@ -44,9 +46,9 @@ def refusals(call: Call) -> list[str]:
         found.append("an edit changes the weights before the values are summed")
     if call.dropout_p:
         found.append("dropout changes the weights before the values are summed")
-    if lies_apart(call.mask, call.rows):
+    if call.mask is not None and lies_apart(call.mask, call.rows):
         found.append("the keys of this mask lie apart, and it reads all from the first to the last")
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if transformed():
         found.append("torch.func and forward mode must see plain operations")
     if torch.compiler.is_compiling():
         found.append("a compiler must see plain operations")
@@ -66,15 +68,14 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
     """The output from the kernel, with the answers it knows; others by a second pass."""
     recorded = torch.is_grad_enabled() and any(map(attrgetter("requires_grad"), call.tensors))
     if not reductions:
-        return Result(attend(call, Wanted(), recorded)["output"] if need_output else None, ())
-    others = tuple(each for each in reductions if not known(each, recorded))
-    plan = Plan(call, tuple(each for each in reductions if each not in others), need_output)
+        return Result(attend(call, OUTPUT, recorded)["output"] if need_output else None, ())
+    plan = Plan(call, reductions, need_output, recorded)
     found = {} if plan.empty else attend(call, plan.wanted, recorded)
-    if plan.now == reductions:
-        return Result(found.get("output"), tuple(plan.answer(each, found) for each in reductions))
     answers: dict[Reduction, Any] = {each: plan.answer(each, found) for each in plan.now}
-    if others:
+    if plan.others:
+        others = tuple(plan.others)
         answers.update(zip(others, plain(call, others).answers, strict=True))
     if plan.later:
-        answers.update(zip(plan.later, run(call, plan.later, need_output=False).answers, strict=True))
+        later = tuple(plan.later)
+        answers.update(zip(later, run(call, later, need_output=False).answers, strict=True))
     return Result(found.get("output"), tuple(answers[each] for each in reductions))

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..._call import Call
 from ._library import NativeCall, array, in_memory
-from ._visible import Visible
+from ._visible import EVERYTHING, Visible
 
 TINY = torch.finfo(torch.float32).tiny  # 0 would be no cap
 
@@ -22,30 +22,29 @@ def describe(call: Call, visible: Visible, distances: bool = False) -> tuple[Nat
     native = NativeCall(batch=B, heads=H, kv_heads=call.key.shape[1], queries=L, width=E)
     native.keys, native.value_width = call.value.shape[2:]
     native.scale, native.softcap = call.scale, max(call.softcap, TINY) if call.softcap else 0
-    keep = [in_memory(x) for x in (call.query, call.key, call.value)]
+    keep = [in_memory(call.query), in_memory(call.key), in_memory(call.value)]
     native.query, native.key, native.value = map(array, keep)
+    if call.sinks is not None:
+        keep.append(in_memory(call.sinks).float().contiguous())
+        native.sinks = keep[-1].data_ptr()
+    if distances or visible.slopes is not None:
+        positions = call.rows.positions
+        keep.append((positions.flatten(1) if positions.dim() == 4 else positions[None, :, 0]).contiguous())
+        native.positions, native.position_stride = keep[-1].data_ptr(), 0 if len(keep[-1]) == 1 else L
+    if visible is not EVERYTHING:
+        keep += _restrict(native, visible)
+    return native, keep
+
+
+def _restrict(native: NativeCall, visible: Visible) -> list[Tensor]:
+    """Tell what queries see, and return the tensors that say so."""
     if visible.mask is not None:
         native.mask = array(visible.mask)
     if visible.bias is not None:
         native.bias = array(visible.bias)
-    positions = None
-    if distances or visible.slopes is not None:
-        positions = call.rows.positions
-        positions = (positions.flatten(1) if positions.dim() == 4 else positions[None, :, 0]).contiguous()
-        native.position_stride = 0 if len(positions) == 1 else L
-    sinks = None if call.sinks is None else in_memory(call.sinks).float().contiguous()
-    pointers = {
-        "slopes": visible.slopes,
-        "positions": positions,
-        "sinks": sinks,
-        "first": visible.first,
-        "last": visible.last,
-    }
-    for name, tensor in pointers.items():
-        if tensor is not None:
-            setattr(native, name, tensor.data_ptr())
-            keep.append(tensor)
-    if visible.first is not None:
-        native.range_stride = 0 if len(visible.first) == 1 else L
-    keep += [tensor for tensor in (visible.mask, visible.bias) if tensor is not None]
-    return native, keep
+    if visible.slopes is not None:
+        native.slopes = visible.slopes.data_ptr()
+    if visible.first is not None and visible.last is not None:
+        native.first, native.last = visible.first.data_ptr(), visible.last.data_ptr()
+        native.range_stride = 0 if len(visible.first) == 1 else native.queries
+    return [x for x in vars(visible).values() if x is not None]

@@ -17,13 +17,13 @@ FOLDER_VARIABLE = "HEEDFUL_NATIVE_LIBRARIES"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
 
 
-FOUR = c_int64 * 4
-
-
 class Array(Structure):
     """A four-dimensional array, see call.h."""
 
-    _fields_ = (("data", c_void_p), ("dtype", c_int64), ("stride", FOUR))
+    _fields_ = (
+        ("data", c_void_p),
+        *((name, c_int64) for name in ("dtype", "stride0", "stride1", "stride2", "stride3")),
+    )
 
 
 class NativeCall(Structure):
@@ -86,7 +86,7 @@ def in_memory(x: Tensor) -> Tensor:
 
 def array(tensor: Tensor) -> Array:
     """A (B, H, L, ...) tensor as the kernel sees it."""
-    return Array(tensor.data_ptr(), DTYPES[tensor.dtype], FOUR(*tensor.stride()))
+    return Array(tensor.data_ptr(), DTYPES[tensor.dtype], *tensor.stride())
 
 
 @dataclass(frozen=True)

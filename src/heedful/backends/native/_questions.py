@@ -32,20 +32,25 @@ from ._run import Answers, Map, Wanted, backward, forward
 
 # What the gradient reaches; a reduction that needs more is asked elsewhere where a gradient is recorded.
 DIFFERENTIABLE = frozenset(("logsumexp", "entropy", "received_sum", "received_count", "topk"))
+# Reductions that want just one answer of the kernel.
+ONE: dict[type, str] = {
+    LogSumExp: "logsumexp",
+    SinkShare: "logsumexp",
+    Entropy: "entropy",
+    Mass: "mass",
+    MeanDistance: "mean_distance",
+    Full: "weights",
+}
 MADE_OF: dict[type, tuple[str, ...]] = {
-    LogSumExp: ("logsumexp",),
-    SinkShare: ("logsumexp",),
+    **{kind: (name,) for kind, name in ONE.items()},
     MaxLogit: ("max_logit",),
-    Entropy: ("entropy",),
-    Mass: ("mass",),
-    MeanDistance: ("mean_distance",),
-    TopK: ("topk",),
-    Full: ("weights",),
     DistanceProfile: ("profile", "max_logit"),
+    TopK: ("topk",),
     ByKey: ("carried_sum",),
     KeyColumns: ("carried_sum",),
     QueryRows: ("rows",),
 }
+NOT_BY_NAME = frozenset(("topk", "carried_sum", "rows", "transposed"))
 LARGEST_MAP = 2**16  # elements: every thread keeps one of its own
 
 
@@ -65,33 +70,46 @@ def names(reduction: Reduction) -> tuple[str, ...] | None:
     return MADE_OF.get(type(reduction))
 
 
-def known(reduction: Reduction, recorded: bool) -> bool:
-    """Whether the kernel answers a reduction, and its gradient where one is recorded."""
-    made_of = names(reduction)
-    return made_of is not None and (not recorded or DIFFERENTIABLE.issuperset(made_of))
-
-
 class Plan:
-    """What to ask the kernel for some reductions that it knows, in one pass.
+    """What to ask the kernel for some reductions, in one pass.
 
     Attributes:
         wanted: What is asked.
+        now: Reductions that this pass answers.
         later: Reductions that need another pass: maps of another size.
+        others: Reductions that the kernel does not answer, or not their gradient where one is recorded.
     """
 
-    def __init__(self, call: Call, reductions: Sequence[Reduction], output: bool):
+    def __init__(self, call: Call, reductions: Sequence[Reduction], output: bool, recorded: bool):
         self.call = call
-        maps = [each for each in reductions if isinstance(each, Pooled)]
-        self.later = tuple(each for each in maps if _size(each) != _size(maps[0]))
-        self.now = tuple(each for each in reductions if each not in self.later)
-        needed = {name for each in self.now for name in names(each) or ()}
-        self.columns = {each: columns for each in self.now if (columns := _columns(each, call)) is not None}
+        self.now, self.later, self.others = list[Reduction](), list[Reduction](), list[Reduction]()
+        self.columns: dict[Reduction, Tensor] = {}
+        needed: dict[str, None] = {}
+        topk, pooled = 0, None
+        for each in reductions:
+            made_of = names(each)
+            if made_of is None or (recorded and not DIFFERENTIABLE.issuperset(made_of)):
+                self.others.append(each)
+                continue
+            match each:
+                case TopK():
+                    topk = max(topk, each.k)
+                case Pooled():
+                    pooled = pooled or each
+                    if _size(each) != _size(pooled):
+                        self.later.append(each)
+                        continue
+                case ByKey() | KeyColumns():
+                    self.columns[each] = _columns(each, call)
+            self.now.append(each)
+            for name in made_of:
+                needed[name] = None
         self.wanted = Wanted(
-            tuple(sorted(needed - {"topk", "carried_sum", "rows", "transposed"})),
-            max((each.k for each in self.now if isinstance(each, TopK)), default=0),
+            [name for name in needed if name not in NOT_BY_NAME],
+            topk,
             output,
-            _side_by_side(list(self.columns.values())),
-            _map(maps[0], call) if maps else None,
+            _side_by_side(list(self.columns.values())) if self.columns else None,
+            None if pooled is None else _map(pooled, call),
         )
 
     @property
@@ -105,17 +123,25 @@ class Plan:
         return reduction.finish(self._total(reduction, found), self.call)
 
     def _total(self, reduction: Reduction, found: Answers) -> Any:
+        name = ONE.get(type(reduction))
+        if name is not None:
+            return found[name]
         match reduction:
             case TopK():
-                return found["topk_weight"][..., : reduction.k], found["topk_key"][..., : reduction.k]
+                both = found["topk_weight"], found["topk_key"]
+                return both if reduction.k == self.wanted.topk else tuple(x[..., : reduction.k] for x in both)
             case Received():
                 return self._received(reduction, found)
-            case MaxLogit(per="head"):
+            case MaxLogit():
                 rows = found["max_logit"]
+                if reduction.per == "query":
+                    return rows
                 return rows.amax(-1) if rows.shape[-1] else rows.new_full(rows.shape[:2], -torch.inf)
             case DistanceProfile():
                 return found["profile"], (found["max_logit"] > -torch.inf).sum(-1).float()
-            case Pooled(how="mass"):
+            case Pooled(how="max"):
+                return found["map_max"]
+            case Pooled():
                 assert self.wanted.map is not None
                 queries = torch.bincount(self.wanted.map.row, minlength=reduction.rows)
                 return found["map_sum"], queries.float()
@@ -125,7 +151,7 @@ class Plan:
                 return self._query_rows(reduction)
             case TransposedProduct():
                 return _transposed(self.call, reduction.y)
-        return found[next(iter(names(reduction) or ()))]
+        raise AssertionError(reduction)
 
     def _received(self, reduction: Received, found: Answers) -> Tensor | tuple[Tensor, Tensor]:
         total = found["received_max" if reduction.how == "max" else "received_sum"]
@@ -166,15 +192,12 @@ def _map(reduction: Pooled, call: Call) -> Map:
     return Map(reduction.rows, reduction.cols, row.int(), column.int(), scale)
 
 
-def _columns(reduction: Reduction, call: Call) -> Tensor | None:
+def _columns(reduction: ByKey | KeyColumns, call: Call) -> Tensor:
     """What the weights are to be multiplied by for a reduction, (1 or B, S, C) bool."""
-    match reduction:
-        case ByKey():
-            return reduction.columns(call.rows)
-        case KeyColumns():
-            chosen = torch.tensor(reduction.check(call.rows.num_keys), dtype=torch.int64)
-            return (torch.arange(call.rows.num_keys)[:, None] == chosen)[None]
-    return None
+    if isinstance(reduction, ByKey):
+        return reduction.columns(call.rows)
+    chosen = torch.tensor(reduction.check(call.rows.num_keys), dtype=torch.int64)
+    return (torch.arange(call.rows.num_keys)[:, None] == chosen)[None]
 
 
 def _side_by_side(columns: list[Tensor]) -> Tensor | None:

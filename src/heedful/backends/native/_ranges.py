@@ -63,9 +63,9 @@ def ranges(mask: Mask, rows: Rows) -> Ranges | None:
     return None
 
 
-def lies_apart(mask: Mask | None, rows: Rows) -> bool:
+def lies_apart(mask: Mask, rows: Rows) -> bool:
     """Whether most keys between the first and the last that queries reach are out of reach: a sink and a window."""
-    if mask is None or not _has_alternatives(mask):
+    if not _has_alternatives(mask):
         return False
     B, H, num_rows = rows.shape
     if B * H * num_rows * rows.num_keys < MANY_PAIRS:

@@ -107,20 +107,20 @@ def _forward(call: Call, visible: Visible, wanted: Wanted, whole: Call | None = 
 
 def _room(call: Call, wanted: Wanted, whole: Call) -> Answers:
     """Memory for the answers."""
-    (B, H, L, _), (S, Ev) = call.query.shape, call.value.shape[2:]
-
-    def shape(name: str) -> tuple[int, ...]:
+    B, H, L, _ = call.query.shape
+    _, _, S, Ev = call.value.shape
+    answers = {}
+    for name in wanted.names:
         if name in PER_ROW:
-            return B, H, L
-        if name in PER_KEY:
-            return B, H, S
-        if name == "profile":
-            return B, H, distances(whole.rows)
-        if wanted.map is not None and name in PER_HEAD:
-            return B, H, wanted.map.rows, wanted.map.columns
-        return B, H, L, 2 if name == "row_state" else S
-
-    answers = {name: torch.empty(shape(name)) for name in wanted.names}
+            answers[name] = torch.empty(B, H, L)
+        elif name in PER_KEY:
+            answers[name] = torch.empty(B, H, S)
+        elif name == "profile":
+            answers[name] = torch.empty(B, H, distances(whole.rows))
+        elif wanted.map is not None and name in PER_HEAD:
+            answers[name] = torch.empty(B, H, wanted.map.rows, wanted.map.columns)
+        else:
+            answers[name] = torch.empty(B, H, L, 2 if name == "row_state" else S)
     if wanted.topk:
         answers["topk_weight"] = torch.empty(B, H, L, wanted.topk)
         answers["topk_key"] = torch.empty(B, H, L, wanted.topk, dtype=torch.int64)

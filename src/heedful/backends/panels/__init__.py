@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..._call import Call
-from ..._checks import tensors_of
+from ..._checks import tensors_of, transformed
 from ...reductions import Reduction
 from .. import Result, without_autocast
 from .._product import suits
@@ -36,7 +35,7 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
     job = Job(_widened(call), reductions, need_output)
     if functional.usable():
         flat = functional.fold(job)
-    elif _transformed():
+    elif transformed() or torch.compiler.is_compiling():
         flat = job.fold(buffered=False)
     elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in job.tensors):
         parcel, tensors = take_apart((job.call, reductions, need_output))
@@ -46,15 +45,6 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
     output, *totals = tree_unflatten(list(flat), job.spec)
     answers = (reduction.finish(total, call) for reduction, total in zip(reductions, totals, strict=True))
     return Result(None if output is None else output.to(given), tuple(answers))
-
-
-def _transformed() -> bool:
-    """Whether a transform of torch.func, forward mode or a compiler must see plain operations."""
-    return (
-        torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch.compiler.is_compiling()
-    )
 
 
 def _widened(call: Call) -> Call:
