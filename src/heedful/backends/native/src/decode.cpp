@@ -73,8 +73,7 @@ template <class Source>
 void score_with(const heedful_call &call, int64_t batch, int64_t group, const float *queries, int64_t rows, Range range,
                 float *scores, int64_t stride) {
   const int64_t query_width = round_up(call.width, lanes);
-  const auto *keys = static_cast<const typename Source::Element *>(call.key.data) + batch * call.key.stride[0] +
-                     group * call.key.stride[1];
+  const auto *keys = static_cast<const typename Source::Element *>(call.key.data) + offset(call.key, batch, group, 0);
   for (int64_t key = range.first; key < range.last; key += lanes)
     for (int64_t row = 0; row < rows; row += rows_together)
       with_rows(rows - row, [&](auto together) {
@@ -256,8 +255,8 @@ void Decode::carry(const Panel &panel, int64_t query_head) const {
 template <class Source>
 void Decode::sum_values(int64_t key_head, int64_t chunk) {
   const int64_t batch = key_head / call.kv_heads, first_row = key_head * rows, value_stride = call.value.stride[2];
-  const auto *values = static_cast<const typename Source::Element *>(call.value.data) + batch * call.value.stride[0] +
-                       key_head % call.kv_heads * call.value.stride[1];
+  const auto *values = static_cast<const typename Source::Element *>(call.value.data) +
+                       offset(call.value, batch, key_head % call.kv_heads, 0);
   const Range range = keys_of(batch, chunk);
   float *sums = partial.get() + (key_head * chunks + chunk) * rows * value_width;
   std::fill(sums, sums + rows * value_width, 0.0f);

@@ -180,6 +180,7 @@ void Forward::weigh(const Block &block, Workspace &work) const {
     const RowPlace row = {block.batch, block.head, block.begin + number, seen.first, seen.last - seen.first};
     float *x = panel + (seen.first - block.keys.first);
     work.inverse[number] = finish_row(call, row, x, work.topk, work.row.get()).inverse;
+    if (row.size == width) continue;
     std::fill(panel, x, 0.0f);
     std::fill(x + row.size, panel + width, 0.0f);
   }

@@ -71,10 +71,9 @@ inline void shape_row(const heedful_call &call, const RowPlace &row, float *x, f
     });
   }
   if (given(call.mask)) {
-    const uint8_t *keep = static_cast<const uint8_t *>(call.mask.data) + row.batch * call.mask.stride[0] +
-                          row.head * call.mask.stride[1] + row.query * call.mask.stride[2];
     const int64_t step = call.mask.stride[3];
-    keep += row.first * step;
+    const uint8_t *keep = static_cast<const uint8_t *>(call.mask.data) +
+                          offset(call.mask, row.batch, row.head, row.query) + row.first * step;
     if (step == 1)
       for (int64_t i = 0; i < row.size; i++) x[i] = keep[i] ? x[i] : -infinity;
     else

@@ -8,6 +8,11 @@ namespace heedful {
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+// Where a row begins.
+inline int64_t offset(const heedful_array &array, int64_t batch, int64_t head, int64_t row) {
+  return batch * array.stride[0] + head * array.stride[1] + row * array.stride[2];
+}
+
 // One head of an array: a matrix of rows x width.
 struct Matrix {
   const heedful_array &array;
@@ -36,6 +41,12 @@ inline int64_t packed_size(int64_t depth, int64_t columns) { return depth * roun
 
 // What becomes of numbers that are not finite. A pair that nobody sees must not spoil a sum, and 0 * NaN would.
 enum class Spoiled { stay, become_zero };
+
+// Whether the rows of bfloat16 numbers are pairs as they lie.
+inline bool lies_in_pairs(const heedful_array &array, int64_t width) {
+  const auto strides = array.stride[0] | array.stride[1] | array.stride[2] | width;
+  return array.stride[3] == 1 && strides % 2 == 0 && reinterpret_cast<uintptr_t>(array.data) % sizeof(float) == 0;
+}
 
 // One row of bfloat16 numbers as pairs; an odd last one is paired with 0.
 void read_pairs(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t width, float *to,

@@ -12,10 +12,11 @@ Groups groups_of(const heedful_call &call, const Block &block) {
 }
 
 Strided rows_of(const heedful_array &array, const Block &block, int64_t width, float *scratch, bool pairs) {
+  const int64_t at = offset(array, block.batch, block.head, block.begin);
   if (array.dtype == HEEDFUL_FLOAT32)
-    return {static_cast<const float *>(array.data) + block.batch * array.stride[0] + block.head * array.stride[1] +
-                block.begin * array.stride[2],
-            array.stride[2], array.stride[3]};
+    return {static_cast<const float *>(array.data) + at, array.stride[2], array.stride[3]};
+  if (pairs && lies_in_pairs(array, width))
+    return {static_cast<const float *>(array.data) + at / 2, array.stride[2] / 2, 1};
   const int64_t depth = depth_of(width, pairs);
   for (int64_t row = 0; row < block.rows(); row++)
     if (pairs)
@@ -44,7 +45,9 @@ void multiply_columns(const heedful_call &call, const Block &block, const Groups
 void multiply_rows(const heedful_call &call, const Block &block, const Groups &groups, const float *panel,
                    const float *rows, int64_t width, float *sums) {
   const int64_t stride = round_up(width, lanes);
-  std::fill(sums, sums + block.rows() * stride, 0.0f);
+  for (int64_t row = 0; row < block.rows(); row += tile_rows)
+    if (groups.seen[row / tile_rows].empty())
+      std::fill(sums + row * stride, sums + std::min(row + tile_rows, block.rows()) * stride, 0.0f);
   for (int64_t chunk = block.keys.first; chunk < block.keys.last; chunk += key_chunk) {
     for (int64_t column = 0; column < width; column += tile_columns) {
       const int vectors = vectors_at(column, width);
@@ -55,8 +58,9 @@ void multiply_rows(const heedful_call &call, const Block &block, const Groups &g
         if (first >= last) continue;
         const int count = int(std::min<int64_t>(tile_rows, block.rows() - row));
         const float *weights = panel + row * block.stride() + (first - block.keys.first);
-        tile_for<true>(count, vectors)({weights, block.stride(), 1}, tile + first * vectors * lanes, last - first,
-                                       sums + row * stride + column, stride);
+        const TileProduct product = first == seen.first ? tile_for<false>(count, vectors) : tile_for<true>(count, vectors);
+        product({weights, block.stride(), 1}, tile + first * vectors * lanes, last - first, sums + row * stride + column,
+                stride);
       }
     }
   }

@@ -40,7 +40,7 @@ struct RowSums {
 // x becomes e^((x - maximum) * factor), not yet divided by its sum; everything up to the next whole vector becomes 0.
 // With `holes`, a score of -infinity is a pair that is not visible and becomes exactly 0; all others stay above 0.
 template <bool holes>
-RowSums row_exponentials(float *x, int64_t n, float maximum, float factor) {
+[[gnu::always_inline]] inline RowSums row_exponentials(float *x, int64_t n, float maximum, float factor) {
   Floats mass[2] = {}, moment[2] = {};
   auto step = [&](int64_t i, int v, Floats score, bool partial) {
     Floats t = below(maximum, score, factor);
