@@ -247,6 +247,24 @@ def test_every_half_number_goes_in_and_out(dtype: torch.dtype, L: int) -> None:
     assert torch.equal(output, numbers)
 
 
+@pytest.mark.parametrize("L", [1, 50])
+@pytest.mark.parametrize("E", [7, 8])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("wider", [0, 1, 2])
+def test_pairs_of_bfloat16_wherever_rows_begin(L: int, E: int, first: int, wider: int) -> None:
+    """Rows that begin at odd places, or stand an odd number of entries apart, give the bits that a copy gives."""
+    whole = tensors(L=L, E=first + E + wider, Ev=first + E + wider, dtype=torch.bfloat16)
+    cut = [x[..., first : first + E].requires_grad_() for x in whole]
+    copies = [x.detach().clone().requires_grad_() for x in cut]
+    (found, _), (wanted, _) = (
+        heedful.scaled_dot_product_attention(*x, masks.causal(), backend="native") for x in (cut, copies)
+    )
+    assert torch.equal(found, wanted)
+    gradients = (torch.autograd.grad(x.square().sum(), y) for x, y in ((found, cut), (wanted, copies)))
+    for mine, theirs in zip(*gradients, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 # Ranges
 
 
