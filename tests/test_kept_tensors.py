@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import heedful
-from cases import attend
+from cases import attend, every_backend
 from heedful import masks, scaled_dot_product_attention
+from heedful._rows import Rows
 
 B, H, L, S, E = 2, 4, 6, 9, 8
 
@@ -168,3 +169,37 @@ def test_one_tensor_in_several_places_has_the_sum_of_its_gradients() -> None:
 
     expected = sum(torch.autograd.grad(loss(*copies), copies))
     torch.testing.assert_close(torch.autograd.grad(loss(x, x, x), x)[0], expected)
+
+
+class Slope:
+    """A bias with a parameter, which it does not name."""
+
+    def __init__(self) -> None:
+        self.slope = torch.nn.Parameter(torch.tensor(0.3))
+
+    def bias(self, rows: Rows, keys: range) -> Tensor:
+        return (self.slope * (rows.key_positions(keys) - rows.positions))[None, None]
+
+
+@every_backend
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_bias_that_hides_a_parameter_is_refused(backend: str, recorded: bool) -> None:
+    """Else the parameter would have no gradient, and nobody would know."""
+    tensors = inputs(requires_grad=recorded)
+    with pytest.raises(
+        TypeError, match=r"Slope\.bias\(\) is made of a tensor that requires a gradient.*`tensors`"
+    ):
+        attend(*tensors, attn_bias=Slope(), backend=backend)
+    with torch.no_grad():
+        attend(*tensors, attn_bias=Slope(), backend=backend)
+
+
+@every_backend
+def test_a_bias_that_names_its_parameter_trains_it(backend: str) -> None:
+    term = Slope()
+    term.tensors = (term.slope,)  # pyright: ignore[reportAttributeAccessIssue]
+    attend(*inputs(), attn_bias=term, backend=backend).output.square().sum().backward()
+    expected = torch.nn.Parameter(torch.tensor(0.3))
+    bias = expected * (torch.arange(S) - torch.arange(S - L, S)[:, None])
+    attend(*inputs(), attn_bias=bias, backend="reference").output.square().sum().backward()
+    torch.testing.assert_close(term.slope.grad, expected.grad)

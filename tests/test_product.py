@@ -277,17 +277,6 @@ def test_no_batch_items(calls: list[str]) -> None:
     result.sum().backward()
 
 
-def test_a_bias_that_hides_a_parameter_is_refused() -> None:
-    class Hidden:
-        weight = torch.nn.Parameter(torch.ones(1))
-
-        def bias(self, rows: Rows, keys: range) -> Tensor:
-            return self.weight.expand(1, 1, rows.shape[2], len(keys))
-
-    with pytest.raises(TypeError, match="`tensors`"):
-        attend(*inputs(), attn_bias=Hidden(), backend="panels")
-
-
 @every_backend
 def test_a_bias_need_not_name_tensors(backend: str) -> None:
     class Slope:

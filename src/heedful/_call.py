@@ -124,14 +124,14 @@ def make_call(
     B, H, L, E = query.shape
     S = key.shape[2]
     sizes = (B, H, L, S)
-    start = S - L if query_start is None else _query_start(query_start, B)
+    rows = all_rows(B, H, L, S, S - L if query_start is None else _query_start(query_start, B), query)
     return Call(
         query,
         key,
         value,
-        all_rows(B, H, L, S, start, query),
+        rows,
         mask=None if mask is None else _mask(mask, dims, sizes, query.device),
-        bias=() if attn_bias is None else _bias(attn_bias, dims, sizes, query.device),
+        bias=() if attn_bias is None else _bias(attn_bias, dims, rows),
         scale=_scale(scale, E),
         softcap=None if softcap is None else _softcap(softcap),
         sinks=None if sinks is None else _sinks(sinks, H, query.device),
@@ -226,9 +226,7 @@ def _fit(name: str, tensor: Tensor, dims: int, sizes: tuple[int, int, int, int])
     return tensor
 
 
-def _bias(
-    attn_bias: Any, dims: int, sizes: tuple[int, int, int, int], device: torch.device
-) -> tuple[Any, ...]:
+def _bias(attn_bias: Any, dims: int, rows: Rows) -> tuple[Any, ...]:
     terms = attn_bias if isinstance(attn_bias, tuple) else (attn_bias,)
     found = []
     for term in terms:
@@ -238,11 +236,11 @@ def _bias(
                     f"attn_bias must be floating point, got {describe(term)}. "
                     "It is added to the scores; a bool or 0/1 tensor that says who may attend goes into mask."
                 )
-            if term.device != device:
+            if term.device != rows.device:
                 raise ValueError(
-                    f"attn_bias is on {term.device}, query on {device}. Move it with .to(query.device)."
+                    f"attn_bias is on {term.device}, query on {rows.device}. Move it with .to(query.device)."
                 )
-            term = TensorBias(_fit("attn_bias", term, dims, sizes))
+            term = TensorBias(_fit("attn_bias", term, dims, (*rows.shape, rows.num_keys)))
         elif not callable(getattr(term, "bias", None)):
             raise TypeError(
                 f"attn_bias must be a tensor, an object with bias(rows, keys) such as heedful.Alibi, "
@@ -252,8 +250,22 @@ def _bias(
             raise TypeError(
                 f"attn_bias got the class {term.__name__}; make one of it, such as heedful.Alibi(num_heads)."
             )
+        elif _hides_gradient(term, rows):
+            raise TypeError(
+                f"attn_bias: {type(term).__name__}.bias() is made of a tensor that requires a gradient, which would "
+                "not reach it. Give the class an attribute `tensors`, a tuple with that tensor."
+            )
         found.append(term)
     return tuple(found)
+
+
+def _hides_gradient(term: Any, rows: Rows) -> bool:
+    """Whether a bias that names no `tensors` is made of some that want a gradient. One pair tells."""
+    if hasattr(term, "tensors") or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    B, H, L = rows.shape
+    some = rows.part(slice(0, B), slice(0, H), slice(0, min(1, L)))
+    return term.bias(some, range(min(1, rows.num_keys))).requires_grad
 
 
 def _scale(scale: float | None, E: int) -> float:

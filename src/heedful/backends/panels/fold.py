@@ -135,11 +135,6 @@ def add_biases(logits: Tensor, call: Call, part: Part, buffers: Buffers) -> Tens
     for term in call.bias:
         spans = [term.bias(part.rows, span).to(call.dtype) for span in part.spans]
         bias = spans[0] if len(spans) == 1 else torch.cat(spans, -1)
-        if buffers.on and bias.requires_grad and torch.is_grad_enabled():
-            raise TypeError(
-                f"attn_bias: {type(term).__name__}.bias() is made of a tensor that requires a gradient, which would "
-                "not reach it. Give the class an attribute `tensors`, a tuple with that tensor."
-            )
         if buffers.on and bias.numel() and bool(bias.amin() > -torch.inf):
             logits = logits.add_(bias)
             continue
