@@ -348,6 +348,7 @@ def test_info_says_what_is_in_use_and_what_is_left_to_panels():
     shown = heedful("info").stdout
     assert found["heedful"] == __version__
     assert found["order"] == ["native", "panels"]
+    assert f"(large products: {found['panels']['large_products']})" in shown
     if found["native"]["reason"]:
         assert f"not in use: {found['native']['reason']}" in " ".join(shown.split())
     else:
@@ -357,8 +358,8 @@ def test_info_says_what_is_in_use_and_what_is_left_to_panels():
 
 
 def test_info_without_a_kernel_says_why(tmp_path):
-    done = heedful_process("info", HEEDFUL_NATIVE_LIBRARIES=str(tmp_path))
+    done = heedful_process("info", HEEDFUL_NATIVE_LIBRARIES=str(tmp_path), ATEN_CPU_CAPABILITY="avx2")
     assert done.returncode == 0
     shown = " ".join(done.stdout.decode().split())
     assert "native not in use: the native kernel was not compiled when heedful was installed" in shown
-    assert "panels takes every call" in shown
+    assert "panels takes every call, with PyTorch's operators (large products: torch.matmul)" in shown

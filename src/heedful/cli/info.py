@@ -33,7 +33,7 @@ def _found() -> dict[str, Any]:
     import torch
 
     from heedful import __version__
-    from heedful.backends import ORDER, native
+    from heedful.backends import ORDER, _product, native
 
     kernel = native.info()
     return {
@@ -48,6 +48,11 @@ def _found() -> dict[str, Any]:
             "built": list(kernel.built),
             "compiler": kernel.compiler,
             "shares_threads": kernel.shares_threads,
+        },
+        "panels": {
+            "large_products": "oneDNN"
+            if _product.suits(torch.float32, torch.device("cpu"))
+            else "torch.matmul",
         },
         "left_to_panels": {} if kernel.reason else _left(),
     }
@@ -96,7 +101,9 @@ def _lines(found: dict[str, Any]) -> list["Text | str"]:
         others = [level for level in kernel["built"] if level != kernel["in_use"]]
         if others:
             lines += paragraph(Text(f"        also built: {', '.join(others)}", style="dim"), width)
-    lines.append(Text.assemble(("panels", "bold"), "  takes every call, with PyTorch's operators"))
+    products = found["panels"]["large_products"]
+    state = f"  takes every call, with PyTorch's operators (large products: {products})"
+    lines += paragraph(Text.assemble(("panels", "bold"), state), width)
     if found["left_to_panels"]:
         lines += ["", 'backend="auto" takes native, and panels for']
         lines += [f"  {name:<15}{reason}" for name, reason in found["left_to_panels"].items()]
