@@ -15,6 +15,7 @@ import heedful
 from cases import attend, every_backend
 from heedful import masks, scaled_dot_product_attention
 from heedful._rows import Rows
+from heedful.reductions import Panel
 
 B, H, L, S, E = 2, 4, 6, 9, 8
 
@@ -203,3 +204,34 @@ def test_a_bias_that_names_its_parameter_trains_it(backend: str) -> None:
     bias = expected * (torch.arange(S) - torch.arange(S - L, S)[:, None])
     attend(*inputs(), attn_bias=bias, backend="reference").output.square().sum().backward()
     torch.testing.assert_close(term.slope.grad, expected.grad)
+
+
+def test_an_edit_that_hides_a_parameter_is_refused_where_it_would_not_learn() -> None:
+    gate = torch.nn.Parameter(torch.tensor(0.5))
+
+    def gated(panel: Panel) -> Tensor:
+        return panel.weights * gate
+
+    tensors = inputs(requires_grad=True)
+    with pytest.raises(TypeError, match=r"gated is made of a tensor that requires a gradient.*`tensors`"):
+        scaled_dot_product_attention(*tensors, edit=gated)
+    with torch.no_grad():
+        scaled_dot_product_attention(*tensors, edit=gated)
+    gated.tensors = (gate,)  # pyright: ignore[reportFunctionMemberAccess]
+    output = scaled_dot_product_attention(*tensors, edit=gated).output
+    expected = scaled_dot_product_attention(*tensors).output.sum()
+    torch.testing.assert_close(torch.autograd.grad(output.sum(), gate)[0], expected)
+
+
+def test_an_edit_may_read_values_that_learn() -> None:
+    def short(panel: Panel) -> Tensor:
+        return panel.weights / panel.value_norms[..., None, :]
+
+    (query, key, value), copies = inputs(requires_grad=True), inputs(requires_grad=True)
+    found = [scaled_dot_product_attention(query, key, value, edit=short).output]
+    found += torch.autograd.grad(found[0].sum(), (query, key, value))
+    weights = (copies[0] @ copies[1].mT * E**-0.5).softmax(-1) / copies[2].norm(dim=-1)[..., None, :]
+    expected = [weights @ copies[2]]
+    expected += torch.autograd.grad(expected[0].sum(), copies)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -13,7 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..._call import Call
 from ..._checks import tensors_of, transformed
-from ...reductions import Reduction
+from ...reductions import Edit, Panel, Reduction
 from .. import Result, without_autocast
 from .._product import suits
 from .._travel import Parcel, take_apart
@@ -39,12 +39,31 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
         flat = job.fold(buffered=False)
     elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in job.tensors):
         parcel, tensors = take_apart((job.call, reductions, need_output))
+        job.call = replace(job.call, edits=tuple(map(_telling, call.edits)))
         flat = Fold.apply(job, parcel, *tensors)
     else:
         flat = job.fold(buffered=True)
     output, *totals = tree_unflatten(list(flat), job.spec)
     answers = (reduction.finish(total, call) for reduction, total in zip(reductions, totals, strict=True))
     return Result(None if output is None else output.to(given), tuple(answers))
+
+
+def _telling(edit: Edit) -> Edit:
+    """The edit, with an error where it is made of tensors that want a gradient, and names no `tensors`."""
+    if hasattr(edit, "tensors"):
+        return edit
+
+    def edited(panel: Panel) -> Tensor:
+        with torch.enable_grad():
+            weights = edit(replace(panel, value=panel.value.detach()))
+        if isinstance(weights, Tensor) and weights.requires_grad:
+            raise TypeError(
+                f"edit: {getattr(edit, '__qualname__', type(edit).__name__)} is made of a tensor that requires a "
+                "gradient, which would not reach it. Give it an attribute `tensors`, a tuple with that tensor."
+            )
+        return weights
+
+    return edited
 
 
 def _widened(call: Call) -> Call:
