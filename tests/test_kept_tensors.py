@@ -12,10 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import heedful
-from cases import attend, every_backend
+from cases import attend
 from heedful import masks, scaled_dot_product_attention
-from heedful._rows import Rows
-from heedful.reductions import Panel
 
 B, H, L, S, E = 2, 4, 6, 9, 8
 
@@ -159,6 +157,22 @@ def test_a_tracer_is_told_of_the_kernel_and_not_left_with_part_of_a_graph() -> N
         )
 
 
+@pytest.mark.parametrize("backend", ["native", "panels"])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_has_the_same_gradient(use_reentrant: bool, backend: str) -> None:
+    tensors = [*inputs(requires_grad=True), torch.randn(H, L, S, requires_grad=True)]
+
+    def layer(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        output, weights = attend(query, key, value, masks.causal(), attn_bias=bias[None], backend=backend)
+        return output.square().sum() + weights.entropy().sum()
+
+    found = checkpoint(layer, *tensors, use_reentrant=use_reentrant)
+    found.backward()
+    expected = torch.autograd.grad(layer(*tensors), tensors)
+    for x, gradient in zip(tensors, expected, strict=True):
+        assert torch.equal(x.grad, gradient)
+
+
 def test_one_tensor_in_several_places_has_the_sum_of_its_gradients() -> None:
     x = torch.randn(B, H, L, E, requires_grad=True)
     call = partial(scaled_dot_product_attention, reduce=heedful.Entropy())
@@ -170,68 +184,3 @@ def test_one_tensor_in_several_places_has_the_sum_of_its_gradients() -> None:
 
     expected = sum(torch.autograd.grad(loss(*copies), copies))
     torch.testing.assert_close(torch.autograd.grad(loss(x, x, x), x)[0], expected)
-
-
-class Slope:
-    """A bias with a parameter, which it does not name."""
-
-    def __init__(self) -> None:
-        self.slope = torch.nn.Parameter(torch.tensor(0.3))
-
-    def bias(self, rows: Rows, keys: range) -> Tensor:
-        return (self.slope * (rows.key_positions(keys) - rows.positions))[None, None]
-
-
-@every_backend
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_bias_that_hides_a_parameter_is_refused(backend: str, recorded: bool) -> None:
-    """Else the parameter would have no gradient, and nobody would know."""
-    tensors = inputs(requires_grad=recorded)
-    with pytest.raises(
-        TypeError, match=r"Slope\.bias\(\) is made of a tensor that requires a gradient.*`tensors`"
-    ):
-        attend(*tensors, attn_bias=Slope(), backend=backend)
-    with torch.no_grad():
-        attend(*tensors, attn_bias=Slope(), backend=backend)
-
-
-@every_backend
-def test_a_bias_that_names_its_parameter_trains_it(backend: str) -> None:
-    term = Slope()
-    term.tensors = (term.slope,)  # pyright: ignore[reportAttributeAccessIssue]
-    attend(*inputs(), attn_bias=term, backend=backend).output.square().sum().backward()
-    expected = torch.nn.Parameter(torch.tensor(0.3))
-    bias = expected * (torch.arange(S) - torch.arange(S - L, S)[:, None])
-    attend(*inputs(), attn_bias=bias, backend="reference").output.square().sum().backward()
-    torch.testing.assert_close(term.slope.grad, expected.grad)
-
-
-def test_an_edit_that_hides_a_parameter_is_refused_where_it_would_not_learn() -> None:
-    gate = torch.nn.Parameter(torch.tensor(0.5))
-
-    def gated(panel: Panel) -> Tensor:
-        return panel.weights * gate
-
-    tensors = inputs(requires_grad=True)
-    with pytest.raises(TypeError, match=r"gated is made of a tensor that requires a gradient.*`tensors`"):
-        scaled_dot_product_attention(*tensors, edit=gated)
-    with torch.no_grad():
-        scaled_dot_product_attention(*tensors, edit=gated)
-    gated.tensors = (gate,)  # pyright: ignore[reportFunctionMemberAccess]
-    output = scaled_dot_product_attention(*tensors, edit=gated).output
-    expected = scaled_dot_product_attention(*tensors).output.sum()
-    torch.testing.assert_close(torch.autograd.grad(output.sum(), gate)[0], expected)
-
-
-def test_an_edit_may_read_values_that_learn() -> None:
-    def short(panel: Panel) -> Tensor:
-        return panel.weights / panel.value_norms[..., None, :]
-
-    (query, key, value), copies = inputs(requires_grad=True), inputs(requires_grad=True)
-    found = [scaled_dot_product_attention(query, key, value, edit=short).output]
-    found += torch.autograd.grad(found[0].sum(), (query, key, value))
-    weights = (copies[0] @ copies[1].mT * E**-0.5).softmax(-1) / copies[2].norm(dim=-1)[..., None, :]
-    expected = [weights @ copies[2]]
-    expected += torch.autograd.grad(expected[0].sum(), copies)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)

@@ -330,12 +330,12 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     ),
     "a product of another length": (
         ValueError,
-        "weights @ x needs (S,), (S, F) or (2, 1 or 4, S, F) with S = 5, got (4, 2) for "
+        "weights @ x needs (S,), (S, F) or (2, 1 or 4, S, F) with S = 5 on cpu, got (4, 2) on cpu for "
         "weights of shape (2, 4, 3, 5).",
     ),
     "a transposed product of another length": (
         ValueError,
-        "weights.mT @ y needs (L,), (L, F) or (2, 1 or 4, L, F) with L = 3, got (4, 2) for "
+        "weights.mT @ y needs (L,), (L, F) or (2, 1 or 4, L, F) with L = 3 on cpu, got (4, 2) on cpu for "
         "weights of shape (2, 4, 3, 5).",
     ),
     "a key that is not there": (

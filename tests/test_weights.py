@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import heedful
+from cases import attend, every_backend
 from heedful import Weights, masks, scaled_dot_product_attention
 
 B, H, G, L, S, E = 2, 4, 2, 5, 7, 3
@@ -128,8 +129,9 @@ def test_a_changed_value_matters_only_to_questions_that_read_it() -> None:
     _, weights = scaled_dot_product_attention(*tensors)
     tensors[2].mul_(2)
     assert weights.entropy().shape == (B, H, L)
-    with pytest.raises(RuntimeError, match="value was changed in place"):
-        weights.received(by_value_norm=True)
+    for ask in (lambda: weights.received(by_value_norm=True), weights.value_norms):
+        with pytest.raises(RuntimeError, match="value was changed in place"):
+            ask()
 
 
 def test_under_inference_mode_there_are_no_versions_and_questions_are_answered() -> None:
@@ -184,3 +186,34 @@ def test_three_dimensions_are_a_batch_with_one_head_and_more_are_kept() -> None:
 
 def test_it_says_what_it_is(weights: Weights) -> None:
     assert repr(weights) == "Weights(shape=(2, 4, 5, 7), dtype=torch.float32, device='cpu'; never built)"
+
+
+@pytest.mark.parametrize(
+    ("ask", "name"),
+    [
+        (lambda w: w @ torch.ones(S, 2, device="meta"), "weights @ x needs"),
+        (lambda w: w.mT @ torch.ones(L, 2, device="meta"), r"weights\.mT @ y needs"),
+        (lambda w: w.value_norms(torch.ones(5, H * E, device="meta")), "out_proj"),
+    ],
+)
+def test_an_operand_on_another_device_is_refused(ask, name: str, weights: Weights) -> None:
+    with pytest.raises(ValueError, match=f"^{name} .*meta.*"):
+        ask(weights)
+
+
+@pytest.mark.parametrize("dtype", ["x", torch.int64, torch.bool])
+def test_the_matrix_has_a_dtype_that_can_hold_it(dtype, weights: Weights) -> None:
+    with pytest.raises(TypeError, match=r"^full\(\): dtype must be a floating-point dtype"):
+        weights.full(dtype)
+    assert torch.equal(weights.full(torch.float16), weights.full().half())
+
+
+@every_backend
+@pytest.mark.parametrize("L", [1, 5])
+def test_a_score_out_of_reach_has_weight_0(L: int, backend: str) -> None:
+    query, key = torch.randn(B, H, L, E), torch.randn(B, G, S, E)
+    bias = torch.where(torch.arange(S) < 4, 0, torch.finfo(torch.float32).min).expand(L, S)
+    found = attend(query, key, key, attn_bias=bias, backend=backend).weights
+    expected = attend(query, key, key, torch.arange(S).expand(L, S) < 4, backend=backend).weights
+    torch.testing.assert_close(found.full(), expected.full())
+    assert torch.equal(found.full() == 0, torch.arange(S).expand(B, H, L, S) >= 4)

@@ -250,22 +250,8 @@ def _bias(attn_bias: Any, dims: int, rows: Rows) -> tuple[Any, ...]:
             raise TypeError(
                 f"attn_bias got the class {term.__name__}; make one of it, such as heedful.Alibi(num_heads)."
             )
-        elif _hides_gradient(term, rows):
-            raise TypeError(
-                f"attn_bias: {type(term).__name__}.bias() is made of a tensor that requires a gradient, which would "
-                "not reach it. Give the class an attribute `tensors`, a tuple with that tensor."
-            )
         found.append(term)
     return tuple(found)
-
-
-def _hides_gradient(term: Any, rows: Rows) -> bool:
-    """Whether a bias that names no `tensors` is made of some that want a gradient. One pair tells."""
-    if hasattr(term, "tensors") or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    B, H, L = rows.shape
-    some = rows.part(slice(0, B), slice(0, H), slice(0, min(1, L)))
-    return term.bias(some, range(min(1, rows.num_keys))).requires_grad
 
 
 def _scale(scale: float | None, E: int) -> float:
@@ -302,9 +288,9 @@ def _sinks(sinks: Tensor, H: int, device: torch.device) -> Tensor:
     return sinks
 
 
-def check_edits(edit: Edit | Sequence[Edit] | None, sizes: tuple[int, int, int, int]) -> tuple[Edit, ...]:
+def check_edits(edit: Edit | Sequence[Edit], sizes: tuple[int, int, int, int]) -> tuple[Edit, ...]:
     """What `edit=` was given, as a tuple of functions that fit a call of sizes (B, H, L, S)."""
-    given: Any = () if edit is None else edit
+    given: Any = edit
     edits: tuple[Any, ...] = (given,) if callable(given) or not isinstance(given, Iterable) else tuple(given)
     for each in edits:
         if not callable(each):
@@ -328,5 +314,5 @@ def _dropout(dropout_p: float) -> float:
 
 
 def _seed() -> int | Tensor:
-    seed = torch.randint(2**31, ())
+    seed = torch.randint(2**31, (), device="cpu")
     return int(seed) if readable(seed) else seed

@@ -20,7 +20,8 @@ def describe(value: object) -> str:
 
 def tensors_of(owner: object) -> tuple[Tensor, ...]:
     """The tensors that a bias, an edit or a reduction says it is made of; it need not say anything."""
-    return getattr(owner, "tensors", ())
+    tensors = getattr(owner, "tensors", ())
+    return (tensors,) if isinstance(tensors, Tensor) else tensors
 
 
 def readable(*tensors: Tensor) -> bool:

@@ -71,9 +71,7 @@ def _check_shapes(
             f"key and value must have the same length: {of_key[-2]} and {of_value[-2]}.",
             "Each value row belongs to one key row. If a cache is one step behind, append to both before the call.",
         )
-    if lead == -2:
-        return
-    heads, groups, groups_of_value = of_query[-3], of_key[-3], of_value[-3]
+    heads, groups, groups_of_value = (1, 1, 1) if lead == -2 else (of_query[-3], of_key[-3], of_value[-3])
     if groups != groups_of_value or (heads % groups if groups else heads):
         _fail(
             named,

@@ -18,7 +18,7 @@ def versions(call: Call) -> list[int]:
 def check_unchanged(call: Call, then: list[int], value_too: bool) -> None:
     """Raise RuntimeError if a tensor of the call was changed in place since its versions were `then`."""
     now = versions(call)
-    if not then or not now:
+    if now == then or not now or not then:
         return
     for (name, _), before, after in zip(_named(call), then, now, strict=True):
         if before != after and (name != "value" or value_too):

@@ -162,12 +162,14 @@ class Weights(TensorLike):
             out_proj: The output projection, (embed_dim, H * Ev): then the length of what each query head writes,
                 (..., H, S).
         """
+        check_unchanged(self._call, self._versions, value_too=True)
         value = self._call.value.to(self.dtype)
         if out_proj is not None:
             H, Ev = self._call.query.shape[1], value.shape[-1]
-            if out_proj.dim() != 2 or out_proj.shape[1] != H * Ev:
+            if out_proj.dim() != 2 or out_proj.shape[1] != H * Ev or out_proj.device != self.device:
                 raise ValueError(
-                    f"out_proj must be (embed_dim, H * Ev) with H * Ev = {H * Ev}, got {tuple(out_proj.shape)}."
+                    f"out_proj must be (embed_dim, H * Ev) with H * Ev = {H * Ev} on {self.device}, "
+                    f"got {tuple(out_proj.shape)} on {out_proj.device}."
                 )
             per_head = out_proj.to(self.dtype).unflatten(1, (H, Ev)).permute(1, 2, 0)
             value = value.repeat_interleave(H // value.shape[1], 1) @ per_head
@@ -208,6 +210,10 @@ class Weights(TensorLike):
 
     def full(self, dtype: torch.dtype | None = None) -> Tensor:
         """The matrix (..., H, L, S), in `dtype` or that of answers. Never refuses; costs L x S memory per head."""
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(
+                f"full(): dtype must be a floating-point dtype such as torch.float16, got {dtype!r}."
+            )
         matrix = self.reduce(Full())[0]
         return matrix if dtype is None else matrix.to(dtype)
 
@@ -336,12 +342,13 @@ class Weights(TensorLike):
     def _operand(self, x: Tensor, what: str, size_name: str, size: int) -> Tensor:
         """The right side of a product as (B, heads, size, F), in the dtype of answers."""
         H, G = self._call.query.shape[1], self._call.key.shape[1]
-        given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        given = f"{tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
         operand = x[:, None] if isinstance(x, Tensor) and x.dim() == 1 else x
-        if isinstance(operand, Tensor) and operand.dim() == 2 and operand.shape[0] == size:
+        here = isinstance(operand, Tensor) and operand.device == self.device
+        if here and operand.dim() == 2 and operand.shape[0] == size:
             return operand.to(self.dtype).expand(self._call.query.shape[0], 1, *operand.shape)
         heads = {H, G, 1} if self._head_shape else {1}
-        if isinstance(operand, Tensor) and operand.dim() == len(self.shape):
+        if here and operand.dim() == len(self.shape):
             shape = operand.shape if self._head_shape else (*operand.shape[:-2], 1, *operand.shape[-2:])
             if tuple(shape[:-3]) == self._batch_shape and shape[-3] in heads and shape[-2] == size:
                 return operand.to(self.dtype).reshape(self._call.query.shape[0], *shape[-3:])
@@ -349,8 +356,8 @@ class Weights(TensorLike):
             f", {' or '.join(map(str, sorted(heads)))}" * bool(self._head_shape)
         )
         raise ValueError(
-            f"{what} needs ({size_name},), ({size_name}, F) or ({lead}, {size_name}, F) with {size_name} = {size}, "
-            f"got {given} for weights of shape {tuple(self.shape)}."
+            f"{what} needs ({size_name},), ({size_name}, F) or ({lead}, {size_name}, F) with {size_name} = {size} "
+            f"on {self.device}, got {given} for weights of shape {tuple(self.shape)}."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

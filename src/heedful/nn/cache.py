@@ -252,5 +252,9 @@ def _place(held: Tensor, new: Tensor, first: int | Tensor) -> Tensor:
             return held.slice_scatter(new, 2, first, first + count)
         held[:, :, first : first + count] = new
         return held
-    slots = (first[:, None] + torch.arange(count)).to(new.device)[:, None, :, None].expand_as(new)
+    slots = (
+        (first[:, None] + torch.arange(count, device=first.device))
+        .to(new.device)[:, None, :, None]
+        .expand_as(new)
+    )
     return held.scatter_(2, slots, new) if may_overwrite else held.scatter(2, slots, new)

@@ -12,6 +12,7 @@ from ..._checks import tensors_of
 from ..._rows import Rows
 from ...reductions import Entropy, LogSumExp, Received, Reduction
 from .. import plain
+from .._checked import checked_biases
 from .._exact import all_finite
 from .._travel import Parcel, take_apart
 from ._run import Answers, Wanted, backward, forward
@@ -38,15 +39,16 @@ class AtKeys(Reduction):
 
 def attend(call: Call, wanted: Wanted, recorded: bool) -> Answers:
     """The answers of the kernel, recorded for autograd where a gradient may be asked."""
+    checked = checked_biases(call)
     if not recorded:
-        return forward(call, wanted)
+        return forward(checked, wanted)
     names = (
         *wanted.names,
         *(("topk_weight", "topk_key") if wanted.topk else ()),
         *(("output",) if wanted.output else ()),
     )
     parcel, tensors = take_apart(call)
-    found = Attend.apply(call, parcel, wanted, names, *tensors)
+    found = Attend.apply(checked, parcel, wanted, names, *tensors)
     return dict(zip(names, found, strict=True))
 
 
@@ -76,8 +78,9 @@ class Attend(torch.autograd.Function):
         needed = ctx.needs_input_grad[4:]
         if not asked:
             return None, None, None, None, *(None for _ in needed)
-        call, tensors = ctx.parcel.reopen(ctx.saved_tensors[: len(needed)])
-        state = ctx.saved_tensors[len(needed) :]
+        saved = ctx.saved_tensors  # a checkpoint gives them once
+        call, tensors = ctx.parcel.reopen(saved[: len(needed)])
+        state = saved[len(needed) :]
         wanted = [x for x, each in zip(tensors, needed, strict=True) if each]
         kept = {name: x for name, x in zip(STATE, state, strict=True) if x is not None}
         # A derivative of the gradient is left to the panels. What a mask hides may hold NaN: it shows in the gradient,
@@ -96,7 +99,7 @@ def _by_kernel(call: Call, needed: list[Tensor], grads: Answers, kept: Answers) 
         grads = grads | {"topk_key": kept["topk_key"]}
     wanted = [name for name, x in places.items() if id(x) in ids]
     tables = {id(x): x for term in call.bias for x in tensors_of(term) if id(x) in ids}
-    totals = {name: torch.zeros(x.shape) for name, x in tables.items()}
+    totals = {name: torch.zeros(x.shape, dtype=torch.float32, device=x.device) for name, x in tables.items()}
     add = partial(_add_to_biases, call, totals) if totals else None
     found = backward(call, kept["row_state"], grads, wanted, add)
     if "row" in found:

@@ -28,7 +28,7 @@ from ...reductions import (
 from ...reductions._keys import TransposedProduct
 from ...reductions._protocol import value_norms
 from .. import plain
-from ._run import Answers, Map, Wanted, backward, forward
+from ._run import Answers, Map, Wanted, backward, empty, forward
 
 # What the gradient reaches; a reduction that needs more is asked elsewhere where a gradient is recorded.
 DIFFERENTIABLE = frozenset(("logsumexp", "entropy", "received_sum", "received_count", "topk"))
@@ -167,7 +167,7 @@ class Plan:
             before += columns.shape[-1]
         width = self.columns[reduction].shape[-1]
         if not width:
-            return torch.zeros(*self.call.rows.shape, 0)
+            return empty(*self.call.rows.shape, 0)
         answer = found["carried_sum"][..., before : before + width]
         if isinstance(reduction, KeyColumns) and bool(answer.isnan().any()):
             return plain(self.call, (reduction,)).answers[
@@ -177,7 +177,7 @@ class Plan:
 
     def _query_rows(self, reduction: QueryRows) -> Tensor:
         B, H, _ = self.call.rows.shape
-        queries = torch.tensor(reduction.check(self.call.query.shape[2]), dtype=torch.int64)
+        queries = torch.tensor(reduction.check(self.call.query.shape[2]), dtype=torch.int64, device="cpu")
         chosen = self.call.select(slice(0, B), slice(0, H), queries)
         return forward(chosen, Wanted(("weights",), output=False))["weights"]
 
@@ -196,8 +196,8 @@ def _columns(reduction: ByKey | KeyColumns, call: Call) -> Tensor:
     """What the weights are to be multiplied by for a reduction, (1 or B, S, C) bool."""
     if isinstance(reduction, ByKey):
         return reduction.columns(call.rows)
-    chosen = torch.tensor(reduction.check(call.rows.num_keys), dtype=torch.int64)
-    return (torch.arange(call.rows.num_keys)[:, None] == chosen)[None]
+    chosen = torch.tensor(reduction.check(call.rows.num_keys), dtype=torch.int64, device="cpu")
+    return (call.rows.key_positions(range(call.rows.num_keys))[:, None] == chosen)[None]
 
 
 def _side_by_side(columns: list[Tensor]) -> Tensor | None:

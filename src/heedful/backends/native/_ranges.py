@@ -109,7 +109,7 @@ def _padding(keep: Tensor, rows: Rows) -> Ranges | None:
     """Real tokens that lie together."""
     first = keep.int().argmax(1, keepdim=True)
     last = first + keep.sum(1, keepdim=True)
-    place = torch.arange(keep.shape[1])
+    place = torch.arange(keep.shape[1], device=keep.device)
     if not torch.equal((place >= first) & (place < last), keep):
         return None
     return Ranges(first.expand(-1, rows.shape[2]), last.expand(-1, rows.shape[2]))

@@ -59,6 +59,11 @@ class Wanted:
     map: Map | None = None
 
 
+def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory for the kernel to write, whatever torch's default dtype and device are."""
+    return torch.empty(size, dtype=dtype, device="cpu")
+
+
 def forward(call: Call, wanted: Wanted) -> Answers:
     """The named answers, "topk_weight" and "topk_key" (B, H, L, k), and "output" (B, H, L, Ev)."""
     if call.mask is None and not call.bias:
@@ -112,22 +117,22 @@ def _room(call: Call, wanted: Wanted, whole: Call) -> Answers:
     answers = {}
     for name in wanted.names:
         if name in PER_ROW:
-            answers[name] = torch.empty(B, H, L)
+            answers[name] = empty(B, H, L)
         elif name in PER_KEY:
-            answers[name] = torch.empty(B, H, S)
+            answers[name] = empty(B, H, S)
         elif name == "profile":
-            answers[name] = torch.empty(B, H, distances(whole.rows))
+            answers[name] = empty(B, H, distances(whole.rows))
         elif wanted.map is not None and name in PER_HEAD:
-            answers[name] = torch.empty(B, H, wanted.map.rows, wanted.map.columns)
+            answers[name] = empty(B, H, wanted.map.rows, wanted.map.columns)
         else:
-            answers[name] = torch.empty(B, H, L, 2 if name == "row_state" else S)
+            answers[name] = empty(B, H, L, 2 if name == "row_state" else S)
     if wanted.topk:
-        answers["topk_weight"] = torch.empty(B, H, L, wanted.topk)
-        answers["topk_key"] = torch.empty(B, H, L, wanted.topk, dtype=torch.int64)
+        answers["topk_weight"] = empty(B, H, L, wanted.topk)
+        answers["topk_key"] = empty(B, H, L, wanted.topk, dtype=torch.int64)
     if wanted.carried is not None:
-        answers["carried_sum"] = torch.empty(B, H, L, wanted.carried.shape[-1])
+        answers["carried_sum"] = empty(B, H, L, wanted.carried.shape[-1])
     if wanted.output:
-        answers["output"] = torch.empty(B, H, L, Ev, dtype=call.query.dtype)
+        answers["output"] = empty(B, H, L, Ev, dtype=call.query.dtype)
     return answers
 
 
@@ -183,12 +188,12 @@ def _backward(
     if "output" in grads:
         gradient.output = array(grads["output"])
     plain = {"row": call.query.shape[:3], "logits": (*call.query.shape[:3], call.key.shape[2])}
-    empty = torch.empty_like if call.query.shape[1] else torch.zeros_like  # without heads nothing is written
-    found = {name: empty(getattr(call, name)) for name in wanted if name not in plain}
+    like = torch.empty_like if call.query.shape[1] else torch.zeros_like  # without heads nothing is written
+    found = {name: like(getattr(call, name)) for name in wanted if name not in plain}
     for name, tensor in found.items():
         setattr(gradient, name, array(tensor))
     for name in plain.keys() & wanted:
-        found[name] = torch.empty(plain[name])
+        found[name] = empty(*plain[name])
         setattr(gradient, name, found[name].data_ptr())
     _library.backward(native, gradient)
     del keep, given

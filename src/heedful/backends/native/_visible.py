@@ -82,7 +82,7 @@ class Restrictions:
             None if limits is None else limits.last.clamp(0, rows.num_keys).int().contiguous(),
             None if mask is None else mask.expand(*rows.shape, rows.num_keys),
             self._bias(rows),
-            None if self.alibi is None else self.alibi.slopes()[rows.heads].contiguous(),
+            None if self.alibi is None else self.alibi.slopes(device="cpu")[rows.heads].contiguous(),
         )
 
     def _part(self, index: slice) -> Rows:
@@ -108,14 +108,14 @@ class Restrictions:
         if self.rest is None:
             return None
         block = self.rest.block(rows, range(rows.num_keys))
-        return torch.full((1, 1, 1, 1), block) if isinstance(block, bool) else block
+        return torch.full((1, 1, 1, 1), block, device="cpu") if isinstance(block, bool) else block
 
     def _reach(self, rows: Rows) -> Ranges:
         """From the first to the last key that these rows can reach at all."""
         assert self.rest is not None
         reach = self.rest.ranges(rows)
         first, last = (reach[0].start, reach[-1].stop) if reach else (0, 0)
-        return Ranges(torch.full((1, rows.shape[2]), first), torch.full((1, rows.shape[2]), last))
+        return Ranges(*(torch.full((1, rows.shape[2]), end, device="cpu") for end in (first, last)))
 
     def _bias(self, rows: Rows) -> Tensor | None:
         keys = range(rows.num_keys)

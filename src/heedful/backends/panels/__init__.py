@@ -13,8 +13,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..._call import Call
 from ..._checks import tensors_of, transformed
-from ...reductions import Edit, Panel, Reduction
+from ...reductions import Reduction
 from .. import Result, without_autocast
+from .._checked import checked_biases, checked_edits
 from .._product import suits
 from .._travel import Parcel, take_apart
 from . import functional
@@ -39,31 +40,14 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
         flat = job.fold(buffered=False)
     elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in job.tensors):
         parcel, tensors = take_apart((job.call, reductions, need_output))
-        job.call = replace(job.call, edits=tuple(map(_telling, call.edits)))
+        job.call = replace(checked_biases(job.call), edits=checked_edits(call.edits))
         flat = Fold.apply(job, parcel, *tensors)
     else:
+        job.call = checked_biases(job.call)
         flat = job.fold(buffered=True)
     output, *totals = tree_unflatten(list(flat), job.spec)
     answers = (reduction.finish(total, call) for reduction, total in zip(reductions, totals, strict=True))
     return Result(None if output is None else output.to(given), tuple(answers))
-
-
-def _telling(edit: Edit) -> Edit:
-    """The edit, with an error where it is made of tensors that want a gradient, and names no `tensors`."""
-    if hasattr(edit, "tensors"):
-        return edit
-
-    def edited(panel: Panel) -> Tensor:
-        with torch.enable_grad():
-            weights = edit(replace(panel, value=panel.value.detach()))
-        if isinstance(weights, Tensor) and weights.requires_grad:
-            raise TypeError(
-                f"edit: {getattr(edit, '__qualname__', type(edit).__name__)} is made of a tensor that requires a "
-                "gradient, which would not reach it. Give it an attribute `tensors`, a tuple with that tensor."
-            )
-        return weights
-
-    return edited
 
 
 def _widened(call: Call) -> Call:
@@ -112,14 +96,15 @@ class Fold(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[2:]
-        parts, tensors = ctx.parcel.reopen(ctx.saved_tensors[: len(needed)])
+        saved = ctx.saved_tensors  # a checkpoint gives them once
+        parts, tensors = ctx.parcel.reopen(saved[: len(needed)])
         job = Job(*parts)
         with without_autocast(job.call):
             if torch.is_grad_enabled():
                 found = _recorded_gradient(job, grads)
             else:
                 job.spec = ctx.spec
-                results = list(ctx.saved_tensors[len(needed) :])
+                results = list(saved[len(needed) :])
                 found = dict(zip(map(id, job.tensors), gradient(job, results, grads), strict=True))
         return None, None, *(found.get(id(x)) for x in tensors)
 

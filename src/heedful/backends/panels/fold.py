@@ -41,9 +41,9 @@ class Buffers:
             return x @ y
         return matmul(x, y, out=self.get(name, *x.shape[:-1], y.shape[-1]) if name else None)
 
-    def own(self, x: Tensor) -> Tensor:
-        """`x`, copied if it lies in a buffer that the next panel overwrites."""
-        storage = x.untyped_storage().data_ptr() if self.on else None
+    def own(self, x: Any) -> Any:
+        """`x`, copied if it is a tensor in a buffer that the next panel overwrites."""
+        storage = x.untyped_storage().data_ptr() if self.on and isinstance(x, Tensor) else None
         return (
             x.clone()
             if any(storage == flat.untyped_storage().data_ptr() for flat in self.flat.values())
@@ -133,8 +133,10 @@ def add_biases(logits: Tensor, call: Call, part: Part, buffers: Buffers) -> Tens
     """Scores plus biases, in which -inf forbids whatever the score or another bias is, NaN too."""
     forbidden = None
     for term in call.bias:
-        spans = [term.bias(part.rows, span).to(call.dtype) for span in part.spans]
-        bias = spans[0] if len(spans) == 1 else torch.cat(spans, -1)
+        blocks = [term.bias(part.rows, span).to(call.dtype) for span in part.spans]
+        if len(blocks) > 1:
+            blocks = [x.expand(*x.shape[:-1], len(span)) for x, span in zip(blocks, part.spans, strict=True)]
+        bias = blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
         if buffers.on and bias.numel() and bool(bias.amin() > -torch.inf):
             logits = logits.add_(bias)
             continue

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._checks import one_of
 from ...reductions import spread
 from .plan import Part
 
@@ -15,6 +16,8 @@ class Totals:
     """One growing answer, of a reduction or the output. Parts must come as the plan has them, the last rows first."""
 
     def __init__(self, name: str, place: str, merge: str, num_keys: int):
+        one_of(f"{name}.place", place, ("rows", "keys", "heads"))
+        one_of(f"{name}.merge", merge, ("sum", "max"))
         self.name, self.place, self.merge, self.num_keys = name, place, merge, num_keys
         self.is_tuple = False
         # Per batch chunk and head chunk: a list of row blocks, or the merged contribution.

@@ -134,8 +134,7 @@ void pack_columns(const Matrix &from, int64_t begin, int64_t end, float *to, flo
   const bool as_they_lie = pairs && spoiled == Spoiled::stay && lies_in_pairs(from.array, from.width);
   const auto read = [&](int64_t row, float *space) -> const float * {
     if (!pairs) return row_of(from.array, from.batch, from.head, row, 0, from.width, space);
-    if (as_they_lie)
-      return static_cast<const float *>(from.array.data) + offset(from.array, from.batch, from.head, row) / 2;
+    if (as_they_lie) return pairs_at(from.array, from.batch, from.head, row);
     read_pairs(from.array, from.batch, from.head, row, from.width, space, spoiled);
     return space;
   };

@@ -47,6 +47,9 @@ inline bool lies_in_pairs(const heedful_array &array, int64_t width) {
   const auto strides = array.stride[0] | array.stride[1] | array.stride[2] | width;
   return array.stride[3] == 1 && strides % 2 == 0 && reinterpret_cast<uintptr_t>(array.data) % sizeof(float) == 0;
 }
+inline const float *pairs_at(const heedful_array &array, int64_t batch, int64_t head, int64_t row) {
+  return static_cast<const float *>(array.data) + offset(array, batch, head, row) / 2;
+}
 
 // One row of bfloat16 numbers as pairs; an odd last one is paired with 0.
 void read_pairs(const heedful_array &from, int64_t batch, int64_t head, int64_t row, int64_t width, float *to,

@@ -12,11 +12,11 @@ Groups groups_of(const heedful_call &call, const Block &block) {
 }
 
 Strided rows_of(const heedful_array &array, const Block &block, int64_t width, float *scratch, bool pairs) {
-  const int64_t at = offset(array, block.batch, block.head, block.begin);
   if (array.dtype == HEEDFUL_FLOAT32)
-    return {static_cast<const float *>(array.data) + at, array.stride[2], array.stride[3]};
+    return {static_cast<const float *>(array.data) + offset(array, block.batch, block.head, block.begin),
+            array.stride[2], array.stride[3]};
   if (pairs && lies_in_pairs(array, width))
-    return {static_cast<const float *>(array.data) + at / 2, array.stride[2] / 2, 1};
+    return {pairs_at(array, block.batch, block.head, block.begin), array.stride[2] / 2, 1};
   const int64_t depth = depth_of(width, pairs);
   for (int64_t row = 0; row < block.rows(); row++)
     if (pairs)

@@ -12,8 +12,8 @@ struct Groups {
 
 Groups groups_of(const heedful_call &call, const Block &block);
 
-// The rows of a block as floats, where they lie if they are float32, else in `scratch` (block.rows() x width); or as
-// pairs.
+// The rows of a block as floats or as pairs: where they lie if they are that already, else in `scratch`, of
+// block.rows() x width.
 Strided rows_of(const heedful_array &array, const Block &block, int64_t width, float *scratch, bool pairs);
 
 // panel = rows @ columns, tile by tile, where a tile of keys can be seen. `columns` is packed, depth_of(width) x keys.

@@ -26,7 +26,9 @@ inline float row_maximum(const float *x, int64_t n, float maxima[num_maxima]) {
   return largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
-// How far a score lies below the row's largest, `top`, but no further than e^-87: there a float is next to 0.
+// How far a score lies below the row's largest, `top`, but no further than e^-87: there a float is next to 0, and what
+// can be seen stays apart from what cannot.
+constexpr float next_to_nothing = 1.7e-38f;
 inline Floats below(float top, Floats score, float factor) {
   const float lowest = std::max(-87.0f / factor, std::numeric_limits<float>::lowest());
   return larger(all(lowest), score - top);

@@ -34,7 +34,7 @@ inline void answer_summary(const heedful_call &call, const RowPlace &row, const 
 inline void answer_weights(const heedful_call &call, const RowPlace &row, const RowSummary &found, const float *x) {
   float *to = call.weights + row_number(call, row) * call.keys;
   std::fill(to, to + row.first, 0.0f);
-  for (int64_t i = 0; i < row.size; i++) to[row.first + i] = x[i] * found.inverse;
+  for (int64_t i = 0; i < row.size; i++) to[row.first + i] = x[i] <= next_to_nothing ? 0 : x[i] * found.inverse;
   std::fill(to + row.first + row.size, to + call.keys, 0.0f);
 }
 
