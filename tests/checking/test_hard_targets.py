@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from heedful.checking import Diagnosis, assert_attention
 from heedful.checking.engine import examine
@@ -309,3 +310,20 @@ def test_assert_attention_shows_the_whole_report() -> None:
 and scale only once, either the query or the scores
                      more: heedful check --explain scale-head-dim
         your conventions: layout (batch, heads, length, size)""")
+
+
+def test_one_of_several_mistakes_is_shown_against_what_its_own_mending_gives() -> None:
+    """The other mistakes are still there, so that is not yet right, and numbers that they make NaN show nothing."""
+
+    def attention(q, k, v, causal=False):
+        scores = q @ k.mT / k.shape[-2] ** 0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones_like(scores).tril(1) == 0, float("-inf"))
+        return scores.softmax(-2) @ v
+
+    with pytest.raises(AssertionError) as caught:
+        assert_attention(attention)
+    shown = [line for line in str(caught.value).splitlines() if "shown by" in line]
+    assert len(shown) == 3
+    for line in shown:
+        assert re.search(r"gives \[[-\d., ]+\], with this mended \[[-\d., ]+\]$", line)

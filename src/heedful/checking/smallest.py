@@ -90,19 +90,21 @@ def tried(exam: Exam, others: Hypothesis, case: Case) -> str:
     right = Evidence(case, seen, exam.caller.explain).predict(others)
     if right is None or right.output.shape != seen.output.shape:
         return ""
+    if others.made and not right.output.isfinite().all():
+        return ""
     if not difference(seen.output, right.output, rows(right, seen.form)) > VISIBLE * largest(right.output):
         return ""
-    return words(exam, case, seen.output, right.output)
+    return words(exam, case, seen.output, right.output, "with this mended" if others.made else "right is")
 
 
-def words(exam: Exam, case: Case, got: Tensor, wanted: Tensor) -> str:
+def words(exam: Exam, case: Case, got: Tensor, wanted: Tensor, label: str) -> str:
     """The sizes, and the numbers where they are few."""
     sized = counted(exam, case.shape)
     if not isinstance(exam.caller, Function) or elements(case.shape) > PRINTED:
         return sized
     inputs = "; ".join(f"{side} {numbers(getattr(case, side))}" for side in ("query", "key", "value"))
     mask = f"; mask {case.mask.int().flatten().tolist()}" if case.mask is not None else ""
-    return f"{sized}: {inputs}{mask} gives {numbers(got)}, right is {numbers(wanted)}"
+    return f"{sized}: {inputs}{mask} gives {numbers(got)}, {label} {numbers(wanted)}"
 
 
 def counted(exam: Exam, shape: Shape) -> str:
