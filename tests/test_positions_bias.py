@@ -152,7 +152,9 @@ def test_they_say_what_they_are():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Alibi(0), "num_heads must be at least 1, got 0."),
+        (lambda: Alibi(0), "num_heads must be an integer of at least 1, got 0."),
+        (lambda: Alibi("4"), "num_heads must be an integer of at least 1, got '4'."),
+        (lambda: Alibi(2.5), "num_heads must be an integer of at least 1, got 2.5."),
         (
             lambda: Alibi(4).bias(rows_of(slice(0, 2)), range(3)),
             "attn_bias: Alibi is for 4 heads, the query has 6. Write Alibi(6).",
@@ -161,7 +163,7 @@ def test_they_say_what_they_are():
             lambda: RelativeBias(1).bias(rows_of(slice(0, 2)), range(3)),
             "attn_bias: RelativeBias is for 1 heads, the query has 6. Write RelativeBias(6).",
         ),
-        (lambda: RelativeBias(0), "num_heads must be at least 1, got 0."),
+        (lambda: RelativeBias(0), "num_heads must be an integer of at least 1, got 0."),
         (
             lambda: RelativeBias(2, num_buckets=7),
             "num_buckets must be even and at least 4 with bidirectional=True, got 7.",

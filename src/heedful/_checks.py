@@ -104,6 +104,12 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
+def at_least_one(name: str, value: object) -> None:
+    """Raise unless the value is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+
+
 OF_TORCH = {
     "attn_mask": "mask= takes a bool mask, True = may attend, and attn_bias= a float one",
     "is_causal": "write mask=heedful.masks.causal(), and query_start=0 to count from the first key as torch does",

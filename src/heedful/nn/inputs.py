@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful import masks
-from heedful._checks import autocast_dtype
+from heedful._checks import at_least_one, autocast_dtype
 from heedful.nn.cache import KVCache
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ def check_settings(
     """Raise unless the arguments of the module fit together."""
     numbers = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     for name, number in (numbers if head_dim is None else {**numbers, "head_dim": head_dim}).items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {number!r}.")
+        at_least_one(name, number)
     if head_dim is None and embed_dim % num_heads:
         raise ValueError(
             f"embed_dim must be divisible by num_heads, got {embed_dim} and {num_heads}. "

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful._checks import at_least_one
 from heedful._rows import Rows
 
 
@@ -36,8 +37,7 @@ class Alibi:
     tensors: ClassVar[tuple[Tensor, ...]] = ()
 
     def __post_init__(self) -> None:
-        if self.num_heads < 1:
-            raise ValueError(f"num_heads must be at least 1, got {self.num_heads}.")
+        at_least_one("num_heads", self.num_heads)
 
     def slopes(
         self, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
@@ -196,8 +196,7 @@ def _check_heads(bias: Alibi | RelativeBias, rows: Rows) -> None:
 
 
 def _check_buckets(num_heads: int, num_buckets: int, max_distance: int, bidirectional: bool) -> None:
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}.")
+    at_least_one("num_heads", num_heads)
     least = 4 if bidirectional else 2
     if num_buckets < least or (bidirectional and num_buckets % 2):
         kind = "even and at least 4 with bidirectional=True" if bidirectional else "at least 2"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._checks import integer_tuple, one_of
+from .._checks import at_least_one, integer_tuple, one_of
 from .._rows import Rows
 from ._protocol import Panel, Reduction
 from ._rows import membership
@@ -84,8 +84,7 @@ class Pooled(Reduction):
     def __post_init__(self):
         one_of("Pooled(): how", self.how, ("mass", "max"))
         for name, size in (("rows", self.rows), ("cols", self.cols)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"Pooled(): {name} must be an integer of at least 1, got {size!r}.")
+            at_least_one(f"Pooled(): {name}", size)
 
     @property
     def merge(self):

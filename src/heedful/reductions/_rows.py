@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._checks import describe, integer_tuple, one_of
+from .._checks import at_least_one, describe, integer_tuple, one_of
 from .._rows import Rows
 from ._protocol import Reduction, dot_rows
 
@@ -93,8 +93,7 @@ class TopK(Reduction):
     k: int
 
     def __post_init__(self):
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            raise ValueError(f"TopK(): k must be an integer of at least 1, got {self.k!r}.")
+        at_least_one("TopK(): k", self.k)
 
     def panel(self, panel):
         order = panel.weights if panel.edited else panel.logits
