@@ -215,3 +215,29 @@ def test_lists_of_rows_and_columns(backend: str) -> None:
     rows, columns = weights.reduce(heedful.QueryRows([4, 0]), heedful.KeyColumns(torch.tensor([7, 2])))
     torch.testing.assert_close(rows, weights.full()[:, :, [4, 0]])
     torch.testing.assert_close(columns, weights.full()[..., [7, 2]])
+
+
+@every_backend
+@pytest.mark.parametrize("far", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_entropy_of_scores_that_are_all_far_from_0(sinks: bool, far: float, backend: str) -> None:
+    """Only differences of scores matter, so nothing is lost but what the sum of score and bias itself rounds away."""
+    query, key = (torch.randn(2, 4, n, 8).mul(256).round() / 256 for n in (5, 7))
+    query = torch.zeros_like(query)
+    query[..., 0], key[..., 0] = 1, (key[..., 0] * 4).round() / 4
+    sink = {"sinks": torch.full((4,), -far)} if sinks else {}
+    bias = torch.full((5, 7), -far)
+    found = attend(query, key, key, scale=1, attn_bias=bias, **sink, backend=backend).weights.entropy()
+    near = {"sinks": torch.zeros(4)} if sinks else {}
+    expected = attend(
+        query.double(), key.double(), key.double(), scale=1, **near, backend="reference"
+    ).weights
+    torch.testing.assert_close(found.double(), expected.entropy(), rtol=0, atol=2e-6)
+
+
+@every_backend
+def test_entropy_where_a_padding_bias_leaves_nothing(backend: str) -> None:
+    """`finfo.min` for all keys, as transformers' masks have it for an item that is padding alone: all keys alike."""
+    bias = torch.full((5, 7), torch.finfo(torch.float32).min)
+    weights = attend(*(torch.randn(2, 4, n, 8) for n in (5, 7, 7)), attn_bias=bias, backend=backend).weights
+    torch.testing.assert_close(weights.entropy(), torch.full((2, 4, 5), math.log(7)))

@@ -91,6 +91,7 @@ ASKED: dict[str, Any] = {
     "too many indices": lambda: weights()[0, 0, 0, 0, 0],
     "a boolean index of another length": lambda: weights()[:, torch.ones(3, dtype=torch.bool)],
     "a float index": lambda: weights()[torch.tensor([0.5])],
+    "a uint8 index": lambda: weights()[torch.tensor([1, 0], dtype=torch.uint8)],
     "a name as an index": lambda: weights()["a"],
     "no head to ablate": lambda: heedful.ablate(),
     "a list as padding": lambda: masks.padding([[1, 0]]),
@@ -355,6 +356,10 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
         "a boolean index of 3 does not fit: weights of shape (2, 4, 3, 5) have 4 heads (dimension 1).",
     ),
     "a float index": (IndexError, "an index must be integers or booleans, got float32."),
+    "a uint8 index": (
+        IndexError,
+        "a uint8 index could be a mask or positions. Write index.bool() or index.long().",
+    ),
     "a name as an index": (IndexError, "weights take integers, slices and index tensors, got 'a'."),
     "no head to ablate": (TypeError, "ablate() needs a head: write ablate(0), or ablate(0, 4) for two."),
     "a list as padding": (

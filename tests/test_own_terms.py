@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import heedful
 from cases import attend, every_backend
 from heedful import masks, scaled_dot_product_attention
 from heedful._rows import Rows
@@ -175,3 +176,57 @@ def test_a_reduction_must_return_a_tensor(backend: str) -> None:
     wrong = type("Wrong", (Counted,), {"panel": lambda self, panel: None})()
     with pytest.raises(ValueError, match=r"Wrong\.panel\(\) has place 'rows' and must return .*got NoneType"):
         attend(*inputs(), reduce=wrong, backend=backend)
+
+
+class Past(masks.Mask):
+    """A causal mask that says it its own way."""
+
+    def __init__(self, say) -> None:
+        self.say = say
+
+    def block(self, rows: Rows, keys: range):
+        return self.say(rows.key_positions(keys) <= rows.positions)
+
+
+@every_backend
+@pytest.mark.parametrize(
+    ("say", "shown"),
+    [
+        (lambda seen: seen.float(), "float32 "),
+        (lambda seen: seen.long(), "int64 "),
+        (lambda seen: seen.numpy(), "array"),
+        (lambda seen: None, "None"),
+        (lambda seen: seen[..., :3], "bool "),
+    ],
+    ids=["float", "integer", "numpy", "nothing", "too few keys"],
+)
+def test_a_mask_must_return_bools_that_fit(say, shown: str, backend: str) -> None:
+    for mask in (Past(say), ~Past(say), Past(say) & masks.prefix(4), masks.window(2) | Past(say)):
+        with pytest.raises(
+            TypeError, match=rf"mask: Past\.block\(\) must return True, False, or a bool.*got {shown}"
+        ):
+            attend(*inputs(), mask, backend=backend)
+    found = attend(*inputs(), Past(lambda seen: seen), backend=backend).output
+    torch.testing.assert_close(found, attend(*inputs(), masks.causal(), backend=backend).output)
+
+
+@pytest.mark.parametrize("backend", ["native", "panels"])
+def test_a_parametrized_bias_learns_or_is_refused(backend: str) -> None:
+    term = heedful.RelativeBias(H)
+    torch.nn.utils.parametrizations.weight_norm(term)
+    with pytest.raises(TypeError, match=r"tensors are made anew.*parametrize.cached\(\)"):
+        attend(*inputs(), attn_bias=term, backend=backend)
+    with torch.no_grad():
+        attend(*inputs(), attn_bias=term, backend=backend)
+    with torch.nn.utils.parametrize.cached():
+        attend(*inputs(), attn_bias=term, backend=backend).output.square().sum().backward()
+    for parameter in term.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().sum() > 0
+
+
+@every_backend
+def test_biases_may_be_a_list(backend: str) -> None:
+    terms = [heedful.Alibi(H), torch.randn(L, S)]
+    found, expected = (attend(*inputs(), attn_bias=x, backend=backend).output for x in (terms, tuple(terms)))
+    assert torch.equal(found, expected)

@@ -165,6 +165,7 @@ def _query_start(query_start: int | Tensor, B: int) -> int | Tensor:
     if (
         isinstance(query_start, Tensor)
         and not query_start.dtype.is_floating_point
+        and query_start.dtype != torch.bool
         and query_start.numel() in (1, B)
     ):
         start = query_start.detach().long().flatten()
@@ -227,7 +228,7 @@ def _fit(name: str, tensor: Tensor, dims: int, sizes: tuple[int, int, int, int])
 
 
 def _bias(attn_bias: Any, dims: int, rows: Rows) -> tuple[Any, ...]:
-    terms = attn_bias if isinstance(attn_bias, tuple) else (attn_bias,)
+    terms = attn_bias if isinstance(attn_bias, tuple | list) else (attn_bias,)
     found = []
     for term in terms:
         if isinstance(term, Tensor):
@@ -242,9 +243,10 @@ def _bias(attn_bias: Any, dims: int, rows: Rows) -> tuple[Any, ...]:
                 )
             term = TensorBias(_fit("attn_bias", term, dims, (*rows.shape, rows.num_keys)))
         elif not callable(getattr(term, "bias", None)):
+            remedy = " It says who may attend: write mask=." if isinstance(term, Mask) else ""
             raise TypeError(
                 f"attn_bias must be a tensor, an object with bias(rows, keys) such as heedful.Alibi, "
-                f"or a tuple of them, got {type(term).__name__}."
+                f"or a tuple of them, got {type(term).__name__}.{remedy}"
             )
         elif isinstance(term, type):
             raise TypeError(

@@ -98,6 +98,12 @@ def integer_tuple(name: str, given: object) -> tuple[int, ...]:
     return tuple(found)
 
 
+def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Whether a tensor of one shape can be expanded to another."""
+    pairs = zip(reversed(shape), reversed(full), strict=False)
+    return len(shape) <= len(full) and all(size in (1, whole) for size, whole in pairs)
+
+
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless the value is one of the choices."""
     if value not in choices:

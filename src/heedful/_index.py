@@ -23,10 +23,14 @@ class Plan(NamedTuple):
     only_leading: bool
 
 
+def _from_list(item: list[Any], device: torch.device) -> Tensor:
+    return torch.as_tensor(item, dtype=None if item else torch.int64, device=device)
+
+
 def parse(index: Any, shape: tuple[int, ...], device: torch.device) -> Plan | None:
     """The plan of an index on weights of this shape; None when only element-wise look-up can answer it."""
     items = list(index) if isinstance(index, tuple) else [index]
-    items = [torch.as_tensor(item, device=device) if isinstance(item, list) else item for item in items]
+    items = [_from_list(item, device) if isinstance(item, list) else item for item in items]
     used = sum(_dims(item) for item in items)
     if used > len(shape):
         raise IndexError(
@@ -42,6 +46,10 @@ def parse(index: Any, shape: tuple[int, ...], device: torch.device) -> Plan | No
     final: list[Any] = []
     advanced = 0
     for item in items:
+        if isinstance(item, Tensor) and item.dtype == torch.uint8:
+            raise IndexError(
+                "a uint8 index could be a mask or positions. Write index.bool() or index.long()."
+            )
         if isinstance(item, str | float):
             raise IndexError(f"weights take integers, slices and index tensors, got {item!r}.")
         if item is None:

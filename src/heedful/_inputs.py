@@ -9,7 +9,8 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
-            remedy = "" if tensor is None else f" Use torch.as_tensor({name})."
+            numbers = isinstance(tensor, list | tuple) or hasattr(tensor, "__array__")
+            remedy = f" Use torch.as_tensor({name})." if numbers else ""
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}.{remedy}")
         if not tensor.dtype.is_floating_point:
             if tensor.dtype.is_complex:

@@ -20,6 +20,7 @@ INSTEAD = {
     "argsort": "weights.topk(k)",
     "argmax": "weights.topk(1)",
     "max": "weights.topk(1), or weights.received('max')",
+    "mean": "weights.head_mean(), or weights.received('mean')",
     "log": "weights.entropy(), or weights.logsumexp()",
     "matmul": "weights @ x, or weights.mT @ y",
     "einsum": "weights @ x, or weights.mT @ y",

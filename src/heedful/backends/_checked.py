@@ -5,13 +5,14 @@ that it does not name would stay without, and nobody would know.
 """
 
 from dataclasses import dataclass, replace
+from operator import is_not
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._call import Call, TensorBias
-from .._checks import describe, tensors_of
+from .._checks import broadcasts, describe, tensors_of
 from .._rows import Rows
 from ..positions import Alibi
 from ..reductions import Edit, Panel
@@ -34,7 +35,7 @@ class CheckedBias:
             block = _plain(name, self.term.bias(rows, keys))
         full = (*rows.shape, len(keys))
         numbers = isinstance(block, Tensor) and block.dtype != torch.bool and not block.dtype.is_complex
-        if not numbers or block.device != rows.device or not _broadcasts(block.shape, full):
+        if not numbers or block.device != rows.device or not broadcasts(block.shape, full):
             where = f" on {block.device}" if isinstance(block, Tensor) else ""
             raise ValueError(
                 f"{name} must return a tensor of numbers on {rows.device} that broadcasts to {full} "
@@ -68,13 +69,17 @@ def _checked(edit: Edit) -> Edit:
     return checked
 
 
-def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    pairs = zip(reversed(shape), reversed(full), strict=False)
-    return len(shape) <= len(full) and all(size in (1, whole) for size, whole in pairs)
-
-
 def _learns(owner: Any) -> bool:
-    return any(isinstance(x, Tensor) and x.requires_grad for x in tensors_of(owner))
+    """Whether an owner names tensors that want a gradient: the same ones whenever it is asked."""
+    named, again = (
+        [x for x in tensors_of(owner) if isinstance(x, Tensor) and x.requires_grad] for _ in range(2)
+    )
+    if torch.is_grad_enabled() and any(map(is_not, named, again)):
+        raise TypeError(
+            f"{type(owner).__name__}.tensors are made anew whenever they are asked, so a gradient would not reach what "
+            "they are made of. Use it within torch.nn.utils.parametrize.cached(), or name tensors that stay."
+        )
+    return bool(named)
 
 
 def _plain(name: str, made: Any) -> Any:

@@ -69,7 +69,7 @@ def _visible(call: Call, logits: Tensor) -> Tensor:
     keys = range(call.key.shape[2])
     visible = torch.ones_like(logits, dtype=torch.bool)
     if call.mask is not None:
-        visible = visible & call.mask.block(call.rows, keys)
+        visible = visible & call.mask.seen(call.rows, keys)
     for term in call.bias:
         visible = visible & (term.bias(call.rows, keys) != -torch.inf)
     return visible

@@ -13,7 +13,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from .._checks import boolean
+from .._checks import boolean, broadcasts, describe
 from .._rows import Rows
 
 Block = bool | Tensor
@@ -55,13 +55,26 @@ class Mask:
         """Who sees whom: True (all), False (nobody), or a bool tensor broadcastable to (B, H, rows, keys)."""
         raise NotImplementedError(f"{type(self).__name__} must define block(rows, keys)")
 
+    def seen(self, rows: Rows, keys: range) -> Block:
+        """`block`, or TypeError where a mask of the caller's own returns something else."""
+        block = self.block(rows, keys)
+        if isinstance(block, bool):
+            return block
+        sizes = rows.shape[2], len(keys)
+        if isinstance(block, Tensor) and block.dtype == torch.bool and broadcasts(block.shape[-2:], sizes):
+            return block
+        raise TypeError(
+            f"mask: {type(self).__name__}.block() must return True, False, or a bool tensor that broadcasts to "
+            f"(batch, heads, {sizes[0]}, {sizes[1]}), True = may attend; got {describe(block)}."
+        )
+
     def pieces(self, rows: Rows) -> list[tuple[range, Block]]:
         """The keys these rows can reach, cut so that stretches seen by every row need no test."""
         pieces: list[tuple[range, Block]] = []
         for reach in self.ranges(rows):
             for start in range(reach.start, reach.stop, PIECE):
                 keys = range(start, min(start + PIECE, reach.stop))
-                block = self.block(rows, keys)
+                block = self.seen(rows, keys)
                 if block is True and pieces and pieces[-1][1] is True and pieces[-1][0].stop == start:
                     pieces[-1] = (range(pieces[-1][0].start, keys.stop), True)
                 elif block is not False:
@@ -82,7 +95,7 @@ class Mask:
         everything = slice(0, torch.iinfo(torch.int64).max)
         device = next((tensor.device for tensor in self.tensors), torch.device("cpu"))
         rows = Rows(everything, everything, slice(0, L), start, 1, 1, L, S, device)
-        block = self.block(rows, range(S))
+        block = self.seen(rows, range(S))
         if isinstance(block, bool):
             return torch.full((L, S), block, device=device)
         return block.expand(*block.shape[:-2], L, S)
@@ -155,7 +168,7 @@ class _Combined(Mask):
         """The blocks of the parts, combined; one part that says `settled` decides."""
         blocks = []
         for part in self.parts:
-            block = part.block(rows, keys)
+            block = part.seen(rows, keys)
             if isinstance(block, Tensor):
                 blocks.append(block)
             elif block is settled:
@@ -197,7 +210,7 @@ class Not(Mask):
     mask: Mask
 
     def block(self, rows, keys):
-        block = self.mask.block(rows, keys)
+        block = self.mask.seen(rows, keys)
         return not block if isinstance(block, bool) else ~block
 
     @property

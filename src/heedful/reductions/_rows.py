@@ -57,14 +57,18 @@ class Entropy(Reduction):
             # -p ln p is 0 at 0, but its derivative is not finite there
             return torch.special.entr(panel.weights.masked_fill(panel.weights == 0, 1)).sum(-1)
         logsumexp = panel.logsumexp.masked_fill(panel.logsumexp == -torch.inf, 0)
+        if panel.scratch is not None and panel.call.sinks is None and bool((logsumexp.abs() < 16).all()):
+            return (logsumexp - dot_rows(panel.weights, panel.logits, panel.scratch)).clamp(min=0)
+        # A surprise is how far the largest score lies above this one, and the denominator above the largest. Of large
+        # scores the second is lost in rounding, but it is -ln of the largest weight.
+        largest, heaviest = panel.logits.detach().amax(-1), panel.weights.detach().amax(-1)
+        above = torch.where(heaviest > 0, -heaviest.log(), logsumexp.detach() - largest)
+        surprise = torch.sub(largest[..., None], panel.logits, out=panel.scratch)
         if panel.scratch is not None:
-            if panel.call.sinks is None and bool((logsumexp.abs() < 16).all()):
-                return (logsumexp - dot_rows(panel.weights, panel.logits, panel.scratch)).clamp(min=0)
-            surprise = torch.sub(logsumexp[..., None], panel.logits, out=panel.scratch)
-            return surprise.mul_(panel.weights).sum(-1)
+            return surprise.add_(above[..., None]).mul_(panel.weights).sum(-1)
         # A surprise of 1000 belongs to a weight that is 0 in float64 too; the bound keeps gradients finite.
-        surprise = (logsumexp[..., None] - panel.logits).clamp(max=1000)
-        return (surprise * panel.weights).sum(-1)
+        above = above + (logsumexp - logsumexp.detach())
+        return ((surprise + above[..., None]).clamp(max=1000) * panel.weights).sum(-1)
 
 
 @dataclass(frozen=True)

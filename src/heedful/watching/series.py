@@ -111,7 +111,7 @@ def _reach(call: Call) -> int:
     reach = max((keys.stop for keys in call.mask.ranges(call.rows)), default=0)
     if call.query.shape[0] * call.query.shape[2] * reach > SMALL:
         return reach
-    block: Any = call.mask.block(call.rows, range(reach))
+    block: Any = call.mask.seen(call.rows, range(reach))
     if not isinstance(block, Tensor):
         return reach if block else 0
     seen = block.flatten(0, -2).any(0).expand(reach).nonzero()

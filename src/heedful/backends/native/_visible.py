@@ -107,7 +107,7 @@ class Restrictions:
     def _mask(self, rows: Rows) -> Tensor | None:
         if self.rest is None:
             return None
-        block = self.rest.block(rows, range(rows.num_keys))
+        block = self.rest.seen(rows, range(rows.num_keys))
         return torch.full((1, 1, 1, 1), block, device="cpu") if isinstance(block, bool) else block
 
     def _reach(self, rows: Rows) -> Ranges:

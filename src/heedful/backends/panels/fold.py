@@ -89,11 +89,12 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
         nobody = (logits == -torch.inf).all(-1, keepdim=True)
     if nobody is not None:
         weights = weights.masked_fill(nobody, 0)
-    logsumexp = denominator(logits, weights, nobody, buffers.on) if asked else logits[..., 0]
+    base, above = denominator(logits, weights, nobody, buffers.on) if asked else (logits[..., 0], 0)
+    logsumexp = base + above
     if call.sinks is not None:
-        without_sink = logsumexp
-        logsumexp = torch.logaddexp(without_sink, call.sinks.to(call.dtype)[part.heads, None])
-        weights = weights * (without_sink - logsumexp).exp()[..., None]
+        sink = call.sinks.to(call.dtype)[part.heads, None]
+        logsumexp = torch.logaddexp(logsumexp, sink)
+        weights = weights * torch.sigmoid(base - sink + above)[..., None]
     if asked:
         lowest = torch.finfo(call.dtype).min
         logits = logits.masked_fill(nobody, lowest) if nobody is not None else logits
@@ -111,8 +112,12 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
     )
 
 
-def denominator(logits: Tensor, weights: Tensor, nobody: Tensor | None, buffered: bool) -> Tensor:
+def denominator(
+    logits: Tensor, weights: Tensor, nobody: Tensor | None, buffered: bool
+) -> tuple[Tensor, Tensor]:
     """Log of the denominator of each row: any logit less the log of its weight, so a few columns are enough.
+
+    The two come apart: in the sum of a large logit and the log of a weight, the second is rounded away.
 
     The first columns are the quickest to read. The log of a small weight is rounded coarsely: rows that have no other
     there are looked at again, in columns from everywhere, then in all.
@@ -125,8 +130,11 @@ def denominator(logits: Tensor, weights: Tensor, nobody: Tensor | None, buffered
             break
     else:
         some, largest = slice(None), weights.amax(-1)
-    logsumexp = logits[..., some].amax(-1) - largest.log()
-    return logsumexp if nobody is None else logsumexp.masked_fill(nobody.squeeze(-1), -torch.inf)
+    base, above = logits[..., some].amax(-1), -largest.log()
+    if nobody is None:
+        return base, above
+    nobody = nobody.squeeze(-1)
+    return base.masked_fill(nobody, -torch.inf), above.masked_fill(nobody, 0)
 
 
 def add_biases(logits: Tensor, call: Call, part: Part, buffers: Buffers) -> Tensor:
