@@ -101,10 +101,11 @@ def scaled_dot_product_attention(
     for listener in present:
         call, reductions = listener.before(call, reductions)
     chosen = backends.choose(call, backend) if readable(query) else Later(backend)
-    output, answers = backends.run(chosen, call, reductions)
     *leading, L, _ = query.shape
     batch_shape, head_shape = (leading, []) if query.dim() == 3 else (leading[:-1], leading[-1:])
-    weights = Weights(call, chosen, batch_shape, head_shape, zip(reductions, answers, strict=True))
+    weights = Weights(call, chosen, batch_shape, head_shape)
+    output, answers = backends.run(chosen, call, reductions)
+    weights._remembered += zip(reductions, answers, strict=True)
     for listener in present:
         listener.after(weights)
     assert output is not None

@@ -71,6 +71,8 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
         return Result(attend(call, OUTPUT, recorded)["output"] if need_output else None, ())
     plan = Plan(call, reductions, need_output, recorded)
     found = {} if plan.empty else attend(call, plan.wanted, recorded)
+    if not plan.others and not plan.later:
+        return Result(found.get("output"), tuple([plan.answer(each, found) for each in reductions]))
     answers: dict[Reduction, Any] = {each: plan.answer(each, found) for each in plan.now}
     if plan.others:
         others = tuple(plan.others)
