@@ -91,6 +91,12 @@ class Rows:
             return (index + self.start)[:, None]
         return self.start[self.batch].to(self.device)[:, None, None, None] + index[:, None]
 
+    @property
+    def positions_of_items(self) -> Tensor:
+        """The same, (1 or batch, rows)."""
+        positions = self.positions
+        return positions.flatten(1) if positions.dim() == 4 else positions[None, :, 0]
+
     @cached_property
     def bounds(self) -> tuple[int, int]:
         """Lowest and highest position of the rows."""

@@ -75,9 +75,8 @@ def run(call: Call, reductions: tuple[Reduction, ...] = (), need_output: bool = 
         return Result(found.get("output"), tuple([plan.answer(each, found) for each in reductions]))
     answers: dict[Reduction, Any] = {each: plan.answer(each, found) for each in plan.now}
     if plan.others:
-        others = tuple(plan.others)
-        answers.update(zip(others, plain(call, others).answers, strict=True))
+        answers.update(zip(plan.others, plain(call, tuple(plan.others)).answers, strict=True))
     if plan.later:
-        later = tuple(plan.later)
-        answers.update(zip(later, run(call, later, need_output=False).answers, strict=True))
+        later = run(call, tuple(plan.later), need_output=False)
+        answers.update(zip(plan.later, later.answers, strict=True))
     return Result(found.get("output"), tuple(answers[each] for each in reductions))

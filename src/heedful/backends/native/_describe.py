@@ -28,8 +28,7 @@ def describe(call: Call, visible: Visible, distances: bool = False) -> tuple[Nat
         keep.append(in_memory(call.sinks).float().contiguous())
         native.sinks = keep[-1].data_ptr()
     if distances or visible.slopes is not None:
-        positions = call.rows.positions
-        keep.append((positions.flatten(1) if positions.dim() == 4 else positions[None, :, 0]).contiguous())
+        keep.append(call.rows.positions_of_items.contiguous())
         native.positions, native.position_stride = keep[-1].data_ptr(), 0 if len(keep[-1]) == 1 else L
     if visible is not EVERYTHING:
         keep += _restrict(native, visible)

@@ -99,7 +99,7 @@ def split(mask: Mask | None, rows: Rows) -> tuple[Ranges | None, Mask | None]:
 
 
 def _window(mask: Window, rows: Rows) -> Ranges:
-    positions = rows.positions.flatten(1) if rows.positions.dim() == 4 else rows.positions[None, :, 0]
+    positions = rows.positions_of_items
     first = torch.zeros_like(positions) if mask.left is None else positions - (mask.left - 1)
     last = torch.full_like(positions, rows.num_keys) if mask.right is None else positions + (mask.right + 1)
     return Ranges(first, last)
