@@ -165,25 +165,23 @@ Decode::Decode(const heedful_call &call)
   for (int64_t batch = 0; batch < call.batch; batch++) seen.push_back(visible_range(call, batch, 0, call.queries));
 }
 
-// With enough key heads for all threads, a head is one task; else each step is shared out by chunks of keys.
+// Scores become weights while they are in the cache: head by head, unless that leaves a thread without work. Values are
+// shared out by chunks, small enough that no thread waits long for the last of another.
 void Decode::run() {
-  if (key_heads >= 2 * threads || threads == 1) {
+  if (key_heads >= 2 * threads) {
     parallel_for(threads, key_heads, [&](int64_t key_head, int64_t thread) {
       read_queries(key_head);
       for (int64_t chunk = 0; chunk < chunks; chunk++) score(key_head, chunk);
       for (int64_t head = key_head * per_group; head < (key_head + 1) * per_group; head++) finish(head, thread);
-      if (!given(call.output)) return;
-      for (int64_t chunk = 0; chunk < chunks; chunk++) sum_values(key_head, chunk);
-      for (int64_t row = key_head * rows; row < (key_head + 1) * rows; row++) write_output(row, thread);
     });
-    return;
+  } else {
+    for (int64_t key_head = 0; key_head < key_heads; key_head++) read_queries(key_head);
+    parallel_for(threads, key_heads * chunks, [&](int64_t task, int64_t) { score(task / chunks, task % chunks); });
+    parallel_for(threads, query_heads, [&](int64_t head, int64_t thread) { finish(head, thread); });
   }
-  for (int64_t key_head = 0; key_head < key_heads; key_head++) read_queries(key_head);
-  parallel_for(threads, key_heads * chunks, [&](int64_t task, int64_t) { score(task / chunks, task % chunks); });
-  parallel_for(threads, query_heads, [&](int64_t head, int64_t thread) { finish(head, thread); });
   if (!given(call.output)) return;
   parallel_for(threads, key_heads * chunks, [&](int64_t task, int64_t) { sum_values(task / chunks, task % chunks); });
-  for (int64_t row = 0; row < key_heads * rows; row++) write_output(row, 0);
+  parallel_for(threads, key_heads * rows, [&](int64_t row, int64_t thread) { write_output(row, thread); });
 }
 
 void Decode::score(int64_t key_head, int64_t chunk) {
