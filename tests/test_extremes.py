@@ -241,3 +241,19 @@ def test_entropy_where_a_padding_bias_leaves_nothing(backend: str) -> None:
     bias = torch.full((5, 7), torch.finfo(torch.float32).min)
     weights = attend(*(torch.randn(2, 4, n, 8) for n in (5, 7, 7)), attn_bias=bias, backend=backend).weights
     torch.testing.assert_close(weights.entropy(), torch.full((2, 4, 5), math.log(7)))
+
+
+@every_backend
+def test_only_minus_infinity_forbids(backend: str) -> None:
+    """Keys with a bias of `finfo.min` are seen, though they weigh nothing: they count, and have their places."""
+    bias = torch.zeros(2, 1, 5, 7)
+    bias[:, :, :, 2:5] = torch.finfo(torch.float32).min
+    bias[:, :, 3, :] = torch.finfo(torch.float32).min
+    bias[1, :, :, 6] = -math.inf
+    weights = attend(*(torch.randn(2, 4, n, 8) for n in (5, 7, 7)), attn_bias=bias, backend=backend).weights
+    assert weights.max_logit().isfinite().all()
+    found = weights.topk(7).indices.sort(-1).values
+    assert torch.equal(found[0], torch.arange(7).expand(4, 5, 7))
+    assert torch.equal(found[1], torch.tensor([-1, 0, 1, 2, 3, 4, 5]).expand(4, 5, 7))
+    assert weights.topk(7).indices[1, :, :, -1].eq(-1).all()
+    torch.testing.assert_close(weights.received("mean"), weights.received() / 5)

@@ -105,7 +105,8 @@ def scaled_dot_product_attention(
     batch_shape, head_shape = (leading, []) if query.dim() == 3 else (leading[:-1], leading[-1:])
     weights = Weights(call, chosen, batch_shape, head_shape)
     output, answers = backends.run(chosen, call, reductions)
-    weights._remembered += zip(reductions, answers, strict=True)
+    if reductions:
+        weights._remembered += zip(reductions, answers, strict=True)
     for listener in present:
         listener.after(weights)
     assert output is not None

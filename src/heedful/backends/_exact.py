@@ -35,6 +35,12 @@ def weighted_sum(weights: Tensor, value: Tensor, visible: Tensor) -> Tensor:
     return total
 
 
+def marked(logits: Tensor) -> Tensor:
+    """Logits with the lowest number for -inf, which forbids a pair, and nowhere else: a bias may be as low."""
+    number = torch.finfo(logits.dtype)
+    return logits.clamp(min=number.min * (1 - number.eps)).masked_fill(logits == -torch.inf, number.min)
+
+
 def all_finite(x: Tensor) -> bool:
     """Whether every number is finite, read through the wrappers of torch.func; True where numbers cannot be read."""
     functorch: Any = torch._C

@@ -10,7 +10,7 @@ from .._call import Call
 from ..reductions import Panel, Reduction
 from . import Result
 from ._dropout import keep_scale
-from ._exact import scores, weighted_sum
+from ._exact import marked, scores, weighted_sum
 
 NAME = "reference"
 
@@ -53,7 +53,7 @@ def attend(call: Call) -> tuple[Panel, Tensor]:
 
     panel = Panel(
         weights,
-        logits.clamp(min=torch.finfo(logits.dtype).min),
+        marked(logits),
         logsumexp,
         call.rows,
         (range(S),),
