@@ -178,6 +178,24 @@ def test_a_reduction_must_return_a_tensor(backend: str) -> None:
         attend(*inputs(), reduce=wrong, backend=backend)
 
 
+class Halved(heedful.Received):
+    def panel(self, panel: Panel) -> Tensor:
+        return super().panel(panel) / 2
+
+
+class First(heedful.TopK):
+    def finish(self, total, call):
+        return super().finish(total, call).indices[..., 0]
+
+
+@every_backend
+def test_a_reduction_made_from_one_of_ours_answers_in_its_own_way(backend: str) -> None:
+    weights = attend(*inputs(), reduce=(Halved(), First(3)), backend=backend).weights
+    halved, first = weights.reduce(Halved(), First(3))
+    torch.testing.assert_close(halved, weights.received() / 2)
+    assert torch.equal(first, weights.topk(2).indices[..., 0])
+
+
 class Past(masks.Mask):
     """A causal mask that says it its own way."""
 

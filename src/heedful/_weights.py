@@ -189,7 +189,7 @@ class Weights(TensorLike):
             raise ValueError(
                 f"topk(): k must be at most the number of keys, got k={k} for S={self.shape[-1]}."
             )
-        wider = next((each for each in self._answers if isinstance(each, TopK) and each.k >= k), reduction)
+        wider = next((each for each in self._answers if type(each) is TopK and each.k >= k), reduction)
         values, indices = self.reduce(wider)[0]
         return TopKResult(values[..., :k], indices[..., :k])
 

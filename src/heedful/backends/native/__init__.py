@@ -23,7 +23,6 @@ from ._ranges import lies_apart
 from ._run import Wanted
 
 NAME = "native"
-NUMBERS = (torch.float32, torch.bfloat16, torch.float16)
 PLAIN = {Tensor, Parameter}
 OUTPUT = Wanted()
 _Mode = torch._C._TorchDispatchModeKey
@@ -38,7 +37,7 @@ def refusals(call: Call) -> list[str]:
     found = [missing] if missing else []
     if not call.query.is_cpu:
         found.append(f"it runs on the CPU, the tensors are on {call.query.device}")
-    elif call.query.dtype not in NUMBERS:
+    elif call.query.dtype not in _library.FLOATS:
         found.append(
             f"it takes float32, bfloat16 and float16, not {str(call.query.dtype).removeprefix('torch.')}"
         )

@@ -14,7 +14,8 @@ from ._compile import LEVELS, LIBRARIES, SUFFIX, machine
 
 LEVEL_VARIABLE = "HEEDFUL_NATIVE_LEVEL"
 FOLDER_VARIABLE = "HEEDFUL_NATIVE_LIBRARIES"
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
+FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {**FLOATS, torch.bool: 3}
 
 
 class Array(Structure):

@@ -97,7 +97,9 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
         weights = weights * torch.sigmoid(base - sink + above)[..., None]
     if asked:
         lowest = torch.finfo(call.dtype).min
-        logits = logits.masked_fill(nobody, -torch.inf if call.bias else lowest) if nobody is not None else logits
+        logits = (
+            logits.masked_fill(nobody, -torch.inf if call.bias else lowest) if nobody is not None else logits
+        )
         logits = _exact.marked(logits) if call.bias else fill_masked(logits, part, lowest, buffers)
     return Panel(
         weights,
