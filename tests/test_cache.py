@@ -420,8 +420,9 @@ def test_bad_input_says_what_to_do_and_leaves_the_cache_as_it_was(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: KVCache(max_length=0), "max_length must be at least 1, got 0."),
-        (lambda: KVCache(window=0), "window must be at least 1, got 0."),
+        (lambda: KVCache(max_length=0), "max_length must be an integer of at least 1, got 0."),
+        (lambda: KVCache(window="4"), "window must be an integer of at least 1, got '4'."),
+        (lambda: KVCache(window=0), "window must be an integer of at least 1, got 0."),
         (
             lambda: KVCache(max_length=8, window=3),
             "max_length and window cannot both be given, got 8 and 3. A window bounds the memory by itself.",

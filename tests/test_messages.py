@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -258,7 +259,7 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     ),
     "a softcap that is not positive": (
         ValueError,
-        "softcap must be a positive number, got 0.0. Scores become softcap * tanh(scores / "
+        "softcap must be a number above zero, got 0.0. Scores become softcap * tanh(scores / "
         "softcap); None leaves them as they are.",
     ),
     "sinks of the wrong length": (
@@ -318,7 +319,7 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     ),
     "more keys than there are": (
         ValueError,
-        "topk(): k must be at most the number of keys, got k=6 for S=5.",
+        "topk(): k must be at most the number of keys, 5, got 6.",
     ),
     "no keys at all": (ValueError, "TopK(): k must be an integer of at least 1, got 0."),
     "another way to receive": (
@@ -474,3 +475,11 @@ def test_an_unknown_backend() -> None:
         scaled_dot_product_attention(*QKV, backend="cuda")
     names = ", ".join(map(repr, NAMES))
     assert str(raised.value) == f"backend must be 'auto' or one of {names}, got 'cuda'."
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    inputs = torch.randn(3, B, H, L, E).unbind()
+    given = scaled_dot_product_attention(*inputs, scale=np.float32(0.5), softcap=np.float32(3))
+    assert torch.equal(given.output, scaled_dot_product_attention(*inputs, scale=0.5, softcap=3).output)
+    x = torch.randn(B, H, L, E)
+    assert torch.equal(heedful.Rotary(base=np.float32(500)).rotate(x), heedful.Rotary(base=500).rotate(x))

@@ -450,11 +450,20 @@ MESSAGES = [
         "num_heads must be a multiple of num_kv_heads, got 4 and 3: each key head serves the same number of "
         "neighboring query heads.",
     ),
-    (lambda: MultiHeadAttention(8, 2, dropout=1.5), ValueError, "dropout must be from 0 to 1, got 1.5."),
+    (
+        lambda: MultiHeadAttention(8, 2, dropout="a"),
+        ValueError,
+        "dropout must be a number from 0 to 1, got 'a'.",
+    ),
+    (
+        lambda: MultiHeadAttention(8, 2, dropout=1.5),
+        ValueError,
+        "dropout must be a number from 0 to 1, got 1.5.",
+    ),
     (
         lambda: MultiHeadAttention(8, 2, softcap=0.0),
         ValueError,
-        "softcap must be a positive number, got 0.0. None leaves the scores as they are.",
+        "softcap must be a number above zero, got 0.0. None leaves the scores as they are.",
     ),
     (
         lambda: MultiHeadAttention(8, 2, position=Rotary),

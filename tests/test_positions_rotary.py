@@ -317,7 +317,8 @@ MESSAGES = [
         "Rotary takes its arguments by name, got 64 without one. Write Rotary() or Rotary(base=...); "
         "the size of the heads is read from queries and keys.",
     ),
-    (lambda: Rotary(base=0.0), ValueError, "base must be above zero, got 0.0."),
+    (lambda: Rotary(base="1e4"), ValueError, "base must be a number above zero, got '1e4'."),
+    (lambda: Rotary(base=0.0), ValueError, "base must be a number above zero, got 0.0."),
     (lambda: Rotary(layout="pairs"), ValueError, "layout must be 'half' or 'interleaved', got 'pairs'."),
     (
         lambda: Rotary(rotary_dim=5),
@@ -354,12 +355,12 @@ MESSAGES = [
         TypeError,
         "positions must hold integers, got torch.float16. Convert it with positions.long().",
     ),
-    (lambda: LinearScaling(0.0), ValueError, "LinearScaling: factor must be above zero, got 0.0."),
-    (lambda: NTKScaling(-1.0), ValueError, "NTKScaling: factor must be above zero, got -1.0."),
+    (lambda: LinearScaling(0.0), ValueError, "LinearScaling: factor must be a number above zero, got 0.0."),
+    (lambda: NTKScaling(-1.0), ValueError, "NTKScaling: factor must be a number above zero, got -1.0."),
     (
         lambda: DynamicNTKScaling(2.0, 0),
         ValueError,
-        "DynamicNTKScaling: original_length must be above zero, got 0.",
+        "DynamicNTKScaling: original_length must be a number above zero, got 0.",
     ),
     (
         lambda: Rotary(rotary_dim=2, scaling=NTKScaling(2.0)).rotate(ZEROS),
@@ -379,7 +380,7 @@ MESSAGES = [
     (
         lambda: ProportionalScaling(1.5),
         ValueError,
-        "ProportionalScaling: share must be from 0 to 1, got 1.5.",
+        "ProportionalScaling: share must be a number from 0 to 1, got 1.5.",
     ),
     (
         lambda: Rotary.from_parameters({"rope_type": "spiral"}, 8),

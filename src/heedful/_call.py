@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._checks import answer_dtype, boolean, describe, readable, tensors_of
+from ._checks import above_zero, answer_dtype, boolean, describe, readable, share, tensors_of
 from ._inputs import check_tensors
 from ._rows import Index, Rows, all_rows
 from .masks import Dense, Mask
@@ -266,17 +267,17 @@ def _scale(scale: float | None, E: int) -> float:
         )
     if isinstance(scale, Tensor) and scale.numel() == 1:
         scale = scale.item()
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+    if isinstance(scale, bool) or not isinstance(scale, Real) or not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number, got {scale!r}. None gives head_dim ** -0.5.")
     return float(scale)
 
 
 def _softcap(softcap: float) -> float:
-    if isinstance(softcap, bool) or not isinstance(softcap, int | float) or not 0 < softcap < math.inf:
-        raise ValueError(
-            f"softcap must be a positive number, got {softcap!r}. Scores become softcap * tanh(scores / softcap); "
-            "None leaves them as they are."
-        )
+    above_zero(
+        "softcap",
+        softcap,
+        " Scores become softcap * tanh(scores / softcap); None leaves them as they are.",
+    )
     return float(softcap)
 
 
@@ -308,10 +309,7 @@ def check_edits(edit: Edit | Sequence[Edit], sizes: tuple[int, int, int, int]) -
 
 
 def _dropout(dropout_p: float) -> float:
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float) or not 0 <= dropout_p <= 1:
-        raise ValueError(
-            f"dropout_p must be a number from 0 to 1, got {dropout_p!r}. It is the share that is dropped."
-        )
+    share("dropout_p", dropout_p, " It is the share that is dropped.")
     return float(dropout_p)
 
 

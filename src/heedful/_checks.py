@@ -2,7 +2,9 @@
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -108,6 +110,18 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
+def above_zero(name: str, value: object, remedy: str = "") -> None:
+    """Raise unless the value is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        raise ValueError(f"{name} must be a number above zero, got {value!r}.{remedy}")
+
+
+def share(name: str, value: object, remedy: str = "") -> None:
+    """Raise unless the value is a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}.{remedy}")
 
 
 def at_least_one(name: str, value: object) -> None:

@@ -186,9 +186,7 @@ class Weights(TensorLike):
         """
         reduction = TopK(k)
         if k > self.shape[-1]:
-            raise ValueError(
-                f"topk(): k must be at most the number of keys, got k={k} for S={self.shape[-1]}."
-            )
+            raise ValueError(f"topk(): k must be at most the number of keys, {self.shape[-1]}, got {k}.")
         wider = next((each for each in self._answers if type(each) is TopK and each.k >= k), reduction)
         values, indices = self.reduce(wider)[0]
         return TopKResult(values[..., :k], indices[..., :k])

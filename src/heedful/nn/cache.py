@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful import masks
+from heedful._checks import at_least_one
 from heedful.positions.naming import by_name
 
 
@@ -46,8 +47,8 @@ class KVCache:
 
     def __init__(self, *, max_length: int | None = None, window: int | None = None) -> None:
         for name, size in (("max_length", max_length), ("window", window)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}.")
+            if size is not None:
+                at_least_one(name, size)
         if max_length is not None and window is not None:
             raise ValueError(
                 f"max_length and window cannot both be given, got {max_length} and {window}. "

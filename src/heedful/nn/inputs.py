@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful import masks
-from heedful._checks import at_least_one, autocast_dtype
+from heedful._checks import above_zero, at_least_one, autocast_dtype, share
 from heedful.nn.cache import KVCache
 
 if TYPE_CHECKING:
@@ -36,12 +36,9 @@ def check_settings(
             f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}: "
             "each key head serves the same number of neighboring query heads."
         )
-    if not 0 <= dropout <= 1:
-        raise ValueError(f"dropout must be from 0 to 1, got {dropout}.")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(
-            f"softcap must be a positive number, got {softcap}. None leaves the scores as they are."
-        )
+    share("dropout", dropout)
+    if softcap is not None:
+        above_zero("softcap", softcap, " None leaves the scores as they are.")
     if position is not None:
         _check_position(position, num_heads)
 

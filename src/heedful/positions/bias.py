@@ -196,7 +196,9 @@ def _check_heads(bias: Alibi | RelativeBias, rows: Rows) -> None:
 
 
 def _check_buckets(num_heads: int, num_buckets: int, max_distance: int, bidirectional: bool) -> None:
-    at_least_one("num_heads", num_heads)
+    sizes = {"num_heads": num_heads, "num_buckets": num_buckets, "max_distance": max_distance}
+    for name, size in sizes.items():
+        at_least_one(name, size)
     least = 4 if bidirectional else 2
     if num_buckets < least or (bidirectional and num_buckets % 2):
         kind = "even and at least 4 with bidirectional=True" if bidirectional else "at least 2"

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from heedful._checks import at_least_one
 from heedful.positions.added import Added
 from heedful.positions.ids import Start
 
@@ -34,10 +35,8 @@ class Learned(Added):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if max_length < 1 or embed_dim < 1:
-            raise ValueError(
-                f"max_length and embed_dim must be at least 1, got {max_length} and {embed_dim}."
-            )
+        at_least_one("max_length", max_length)
+        at_least_one("embed_dim", embed_dim)
         self.weight = nn.Parameter(torch.empty(max_length, embed_dim, device=device, dtype=dtype))
         self.reset_parameters()
 

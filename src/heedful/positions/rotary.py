@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from heedful._checks import above_zero
 from heedful.positions.ids import check_integers
 from heedful.positions.naming import by_name
 from heedful.positions.parameters import scaling_from
@@ -47,13 +48,13 @@ class Rotary:
     tensors: ClassVar[tuple[Tensor, ...]] = ()
 
     def __post_init__(self) -> None:
-        if not self.base > 0:
-            raise ValueError(f"base must be above zero, got {self.base}.")
+        above_zero("base", self.base)
         if self.layout not in ("half", "interleaved"):
             raise ValueError(f"layout must be 'half' or 'interleaved', got {self.layout!r}.")
-        if self.rotary_dim is not None and (self.rotary_dim < 2 or self.rotary_dim % 2):
+        dim = self.rotary_dim
+        if dim is not None and (not isinstance(dim, int) or dim < 2 or dim % 2):
             raise ValueError(
-                f"rotary_dim must be even and at least 2, since entries turn in pairs; got {self.rotary_dim}."
+                f"rotary_dim must be even and at least 2, since entries turn in pairs; got {dim!r}."
             )
         if self.scaling is not None and not isinstance(self.scaling, Scaling):
             raise TypeError(f"scaling must be a Scaling such as LinearScaling(4), got {self.scaling!r}.")

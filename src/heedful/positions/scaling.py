@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from heedful._checks import above_zero, share
+
 
 def inverse_frequencies(
     dim: int, base: float | Tensor, dtype: torch.dtype, device: torch.device | None
@@ -266,8 +268,7 @@ class ProportionalScaling(Scaling):
 
     def __post_init__(self) -> None:
         _check_positive(self, "factor")
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"ProportionalScaling: share must be from 0 to 1, got {self.share}.")
+        share("ProportionalScaling: share", self.share)
 
     def frequencies(self, dim: int, base: float, lengths: Tensor, dtype: torch.dtype) -> Tensor:
         kept = inverse_frequencies(dim, base, dtype, lengths.device)
@@ -285,6 +286,4 @@ def _ntk_exponent(scaling: Scaling, dim: int) -> float:
 
 def _check_positive(scaling: Scaling, *names: str) -> None:
     for name in names:
-        number = getattr(scaling, name)
-        if not number > 0:
-            raise ValueError(f"{type(scaling).__name__}: {name} must be above zero, got {number}.")
+        above_zero(f"{type(scaling).__name__}: {name}", getattr(scaling, name))

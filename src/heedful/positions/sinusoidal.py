@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from heedful._checks import above_zero, at_least_one
 from heedful.positions.added import Added
 from heedful.positions.ids import Start
 from heedful.positions.naming import by_name
@@ -138,8 +139,7 @@ class Sinusoidal2d(Added):
 
     def __init__(self, width: int, *, base: float = 10000.0) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width must be at least 1, got {width}.")
+        at_least_one("width", width)
         _check_sinusoid(1, base)
         self.width = width
         self.base = base
@@ -156,8 +156,7 @@ class Sinusoidal2d(Added):
 def _check_sinusoid(embed_dim: int, base: float) -> None:
     if embed_dim < 1:
         raise ValueError(f"embed_dim must be at least 1, got {embed_dim}.")
-    if not base > 0:
-        raise ValueError(f"base must be above zero, got {base}.")
+    above_zero("base", base)
 
 
 def _check_grid(embed_dim: int, base: float) -> None:
