@@ -26,10 +26,18 @@ class Alibi:
         ValueError: `num_heads` is not positive.
 
     Cost:
-        A panel takes time and memory heads * rows * keys.
+        The kernel adds it where the scores lie. Elsewhere a panel takes time and memory heads * rows * keys.
 
     Source: Press and others, Train Short, Test Long: Attention with Linear Biases, 2021. There only earlier keys are
     visible; the distance to later ones counts alike.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 2, 4, 10, 8)
+        >>> alibi = heedful.Alibi(num_heads=4)
+        >>> output, weights = heedful.scaled_dot_product_attention(
+        ...     query, key, value, heedful.masks.causal(), attn_bias=alibi
+        ... )
+        >>> mha = heedful.MultiHeadAttention(embed_dim=32, num_heads=4, position=alibi)
     """
 
     num_heads: int
