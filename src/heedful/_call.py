@@ -267,7 +267,7 @@ def _scale(scale: float | None, E: int) -> float:
         )
     if isinstance(scale, Tensor) and scale.numel() == 1:
         scale = scale.item()
-    if isinstance(scale, bool) or not isinstance(scale, Real) or not math.isfinite(scale):
+    if isinstance(scale, bool) or not isinstance(scale, Real) or not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number, got {scale!r}. None gives head_dim ** -0.5.")
     return float(scale)
 

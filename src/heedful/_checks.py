@@ -114,13 +114,13 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 def above_zero(name: str, value: object, remedy: str = "") -> None:
     """Raise unless the value is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or value <= 0 or not value < math.inf:
         raise ValueError(f"{name} must be a number above zero, got {value!r}.{remedy}")
 
 
 def share(name: str, value: object, remedy: str = "") -> None:
     """Raise unless the value is a number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or value < 0 or not value <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}.{remedy}")
 
 

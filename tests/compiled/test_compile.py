@@ -1,5 +1,6 @@
 """torch.compile with fullgraph: every kind of call, forward and backward, as eager has it."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,28 @@ def test_other_lengths_use_the_same_graph() -> None:
 class Everything(masks.Mask):
     def block(self, rows, keys):
         return True
+
+
+def test_other_scales_and_caps() -> None:
+    """A temperature that changes from step to step: the second other number becomes an input of the graph."""
+    query, key, value = calls.tensors()[:3]
+
+    def attended(scale: float, softcap: float) -> tuple[Tensor, Tensor]:
+        output, weights = heedful.scaled_dot_product_attention(
+            query, key, value, scale=scale, softcap=softcap, reduce=heedful.Entropy()
+        )
+        return output, weights.entropy()
+
+    run = compiled(attended)
+    for scale, softcap in ((0.5, 3.0), (0.7, 2.0), (0.9, 1.5), (1.1, 4.0)):
+        found, expected = run(scale, softcap), attended(scale, softcap)
+        torch.testing.assert_close(found, expected)
+        gradients = [
+            torch.autograd.grad(sum(x.sum() for x in each), (query, key)) for each in (found, expected)
+        ]
+        torch.testing.assert_close(*gradients)
+    with pytest.raises(Exception, match="scale must be a finite number"):
+        run(math.inf, 3.0)
 
 
 def test_a_mask_of_ones_own_says_what_to_do() -> None:
