@@ -29,6 +29,7 @@ def test_no_queries(backend: str, transposed: bool) -> None:
     assert output.shape == (B, H, 0, E)
     assert torch.equal(weights.received(), torch.zeros(B, H, S))
     assert weights.pooled(2, 3).shape == (B, H, 2, 3)
+    assert torch.equal(weights.max_logit("head"), torch.full((B, H), -math.inf))
     assert torch.equal(weights.received("max"), torch.zeros(B, H, S))
     assert torch.equal(weights.received("max", per="kv_head"), torch.zeros(B, H, S))
     assert torch.equal(weights.reduce(heedful.Pooled(2, 3, "max"))[0], torch.zeros(B, H, 2, 3))
@@ -257,3 +258,45 @@ def test_only_minus_infinity_forbids(backend: str) -> None:
     assert torch.equal(found[1], torch.tensor([-1, 0, 1, 2, 3, 4, 5]).expand(4, 5, 7))
     assert weights.topk(7).indices[1, :, :, -1].eq(-1).all()
     torch.testing.assert_close(weights.received("mean"), weights.received() / 5)
+
+
+@every_backend
+def test_only_minus_infinity_forbids_in_gradients_too(backend: str) -> None:
+    """A row of `finfo.min` alone is uniform, so its entropy does not change with the query."""
+    query, key, value = (torch.randn(2, 4, n, 8, requires_grad=True) for n in (5, 7, 7))
+    bias = torch.full((5, 7), torch.finfo(torch.float32).min)
+    weights = attend(query, key, value, attn_bias=bias, backend=backend).weights
+    for again in (False, True):
+        found = torch.autograd.grad(weights.entropy().sum(), query, create_graph=again, retain_graph=True)[0]
+        torch.testing.assert_close(found, torch.zeros_like(query), rtol=0, atol=1e-6)
+
+
+@every_backend
+@pytest.mark.parametrize("far", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_a_sink_far_above_all_scores(backend: str, far: float) -> None:
+    query, key, value = (torch.randn(2, 4, n, 8) for n in (5, 7, 7))
+    sinks = torch.tensor([-2.4, 0.3, 1.7, 5.1], requires_grad=True)
+    weights = attend(
+        query, key, value, attn_bias=torch.full((5, 7), far), sinks=sinks, backend=backend
+    ).weights
+    torch.testing.assert_close(weights.logsumexp(), sinks[:, None].expand(2, 4, 5))
+    assert torch.equal(weights.sink_share(), torch.ones(2, 4, 5))
+    assert torch.equal(weights.entropy(), torch.zeros(2, 4, 5))
+    for answer, expected in ((weights.logsumexp(), 10.0), (weights.sink_share(), 0.0)):
+        gradient = torch.autograd.grad(answer.sum(), sinks, retain_graph=True)[0]
+        torch.testing.assert_close(gradient, torch.full((4,), expected))
+
+
+def test_an_edit_finds_the_weights_from_their_logits_again() -> None:
+    def again(panel: heedful.Panel) -> Tensor:
+        return (panel.logits - panel.logsumexp[..., None]).exp()
+
+    inputs = [torch.randn(2, 4, n, 8) for n in (5, 7, 7)]
+    bias = torch.zeros(5, 7)
+    bias[2:, 3:] = bias[4] = torch.finfo(torch.float32).min
+    for backend in ("panels", "reference"):
+        plain, found = (
+            attend(*inputs, attn_bias=bias, edit=edit, backend=backend).weights for edit in (None, again)
+        )
+        torch.testing.assert_close(found.full()[:, :, :4], plain.full()[:, :, :4])
+        assert found.full().isfinite().all()

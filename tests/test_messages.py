@@ -114,6 +114,7 @@ ASKED: dict[str, Any] = {
     "a padding of another rank": lambda: masks.padding(torch.ones(5, dtype=torch.bool)),
     "one number of lengths": lambda: masks.lengths(torch.tensor(3)),
     "documents by floats": lambda: masks.documents(torch.zeros(5)),
+    "documents by bools": lambda: masks.documents(torch.ones(5, dtype=torch.bool)),
     "a dense mask of 3 dimensions": lambda: masks.dense(torch.ones(2, 3, 5, dtype=torch.bool)),
 }
 
@@ -259,7 +260,7 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     ),
     "a softcap that is not positive": (
         ValueError,
-        "softcap must be a number above zero, got 0.0. Scores become softcap * tanh(scores / "
+        "softcap must be a finite number above zero, got 0.0. Scores become softcap * tanh(scores / "
         "softcap); None leaves them as they are.",
     ),
     "sinks of the wrong length": (
@@ -332,13 +333,13 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     ),
     "a product of another length": (
         ValueError,
-        "weights @ x needs (S,), (S, F) or (2, 1 or 4, S, F) with S = 5 on cpu, got (4, 2) on cpu for "
-        "weights of shape (2, 4, 3, 5).",
+        "weights @ x needs real numbers (S,), (S, F) or (2, 1 or 4, S, F) with S = 5 on cpu, "
+        "got float32 (4, 2) on cpu for weights of shape (2, 4, 3, 5).",
     ),
     "a transposed product of another length": (
         ValueError,
-        "weights.mT @ y needs (L,), (L, F) or (2, 1 or 4, L, F) with L = 3 on cpu, got (4, 2) on cpu for "
-        "weights of shape (2, 4, 3, 5).",
+        "weights.mT @ y needs real numbers (L,), (L, F) or (2, 1 or 4, L, F) with L = 3 on cpu, "
+        "got float32 (4, 2) on cpu for weights of shape (2, 4, 3, 5).",
     ),
     "a key that is not there": (
         IndexError,
@@ -445,6 +446,12 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
         "every token the number of its document, for example torch.tensor([0, 0, 1, 1, 1, "
         "-1]).",
     ),
+    "documents by bools": (
+        ValueError,
+        "documents(): ids must be an integer tensor (S,) or (B, S), got bool (5,). Give "
+        "every token the number of its document, for example torch.tensor([0, 0, 1, 1, 1, "
+        "-1]).",
+    ),
     "a dense mask of 3 dimensions": (
         ValueError,
         "dense(): keep must be (L, S) or (B, H, L, S), got shape (2, 3, 5). For one mask per "
@@ -481,5 +488,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     inputs = torch.randn(3, B, H, L, E).unbind()
     given = scaled_dot_product_attention(*inputs, scale=np.float32(0.5), softcap=np.float32(3))
     assert torch.equal(given.output, scaled_dot_product_attention(*inputs, scale=0.5, softcap=3).output)
+    assert heedful.Alibi(np.int64(4)) == heedful.Alibi(4)
+    assert heedful.TopK(np.int64(2)) == heedful.TopK(2)
     x = torch.randn(B, H, L, E)
     assert torch.equal(heedful.Rotary(base=np.float32(500)).rotate(x), heedful.Rotary(base=500).rotate(x))

@@ -8,7 +8,7 @@ import heedful
 from cases import attend, every_backend
 from heedful import masks, scaled_dot_product_attention
 from heedful._rows import Rows
-from heedful.reductions import Panel, Reduction
+from heedful.reductions import Full, Panel, Reduction
 
 B, H, L, S, E = 2, 4, 6, 9, 8
 
@@ -196,6 +196,44 @@ def test_a_reduction_made_from_one_of_ours_answers_in_its_own_way(backend: str) 
     assert torch.equal(first, weights.topk(2).indices[..., 0])
 
 
+class Doubled(heedful.ByKey):
+    def panel(self, panel: Panel) -> Tensor:
+        return super().panel(panel) * 2
+
+
+class Total(heedful.Received):
+    def finish(self, total, call):
+        return super().finish(total, call).sum(-1)
+
+
+class RowMass(Full):
+    def panel(self, panel: Panel) -> Tensor:
+        return panel.weights.sum(-1)
+
+
+@every_backend
+def test_a_reduction_made_from_one_of_ours_is_another(backend: str) -> None:
+    groups = torch.arange(S) % 3
+    weights = attend(*inputs(), reduce=(Doubled(groups), heedful.ByKey(groups)), backend=backend).weights
+    doubled, plain = weights.reduce(Doubled(groups), heedful.ByKey(groups))
+    torch.testing.assert_close(doubled, 2 * plain)
+    torch.testing.assert_close(plain.sum(-1), torch.ones(B, H, L))
+    assert Doubled(groups) == Doubled(groups) != heedful.ByKey(groups)
+
+
+@every_backend
+def test_reductions_of_ones_own_without_keys(backend: str) -> None:
+    query, key, value = inputs()
+    none = torch.zeros(0, dtype=torch.int64)
+    asked = (Doubled(none), Total(), RowMass(), Counted(), Halved(), heedful.ByKey(none))
+    answers = attend(query, key[:, :, :0], value[:, :, :0], reduce=asked, backend=backend).weights.reduce(
+        *asked
+    )
+    shapes = [tuple(answer.shape) for answer in answers]
+    assert shapes == [(B, H, L, 0), (B, H), (B, H, L), (B, H, L), (B, H, 0), (B, H, L, 0)]
+    assert all(not answer.any() for answer in answers)
+
+
 class Past(masks.Mask):
     """A causal mask that says it its own way."""
 
@@ -248,3 +286,21 @@ def test_biases_may_be_a_list(backend: str) -> None:
     terms = [heedful.Alibi(H), torch.randn(L, S)]
     found, expected = (attend(*inputs(), attn_bias=x, backend=backend).output for x in (terms, tuple(terms)))
     assert torch.equal(found, expected)
+
+
+@every_backend
+@pytest.mark.parametrize("batch", [(2, 1), (1, 3), (2, 3), (1, 1)], ids=str)
+@pytest.mark.parametrize("heads", [1, H])
+def test_a_mask_or_bias_for_several_batch_sizes(batch: tuple[int, int], heads: int, backend: str) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, H, n, E) for n in (L, S, S))
+    bias = torch.randn(*batch, heads, L, S)
+    for given in ({"attn_bias": bias}, {"mask": bias > 0}):
+        full = {name: x.expand(2, 3, H, L, S) for name, x in given.items()}
+        found, expected = (attend(query, key, value, **x, backend=backend) for x in (given, full))
+        torch.testing.assert_close(found.output, expected.output)
+        torch.testing.assert_close(found.weights.full(), expected.weights.full())
+    with pytest.raises(
+        ValueError, match=r"attn_bias must be \(L, S\) or \(2, 3, H, L, S\).*got \(3, 2, 1, 6, 9\)"
+    ):
+        attend(query, key, value, attn_bias=torch.randn(3, 2, 1, L, S), backend=backend)

@@ -317,8 +317,8 @@ MESSAGES = [
         "Rotary takes its arguments by name, got 64 without one. Write Rotary() or Rotary(base=...); "
         "the size of the heads is read from queries and keys.",
     ),
-    (lambda: Rotary(base="1e4"), ValueError, "base must be a number above zero, got '1e4'."),
-    (lambda: Rotary(base=0.0), ValueError, "base must be a number above zero, got 0.0."),
+    (lambda: Rotary(base="1e4"), ValueError, "base must be a finite number above zero, got '1e4'."),
+    (lambda: Rotary(base=0.0), ValueError, "base must be a finite number above zero, got 0.0."),
     (lambda: Rotary(layout="pairs"), ValueError, "layout must be 'half' or 'interleaved', got 'pairs'."),
     (
         lambda: Rotary(rotary_dim=5),
@@ -355,12 +355,20 @@ MESSAGES = [
         TypeError,
         "positions must hold integers, got torch.float16. Convert it with positions.long().",
     ),
-    (lambda: LinearScaling(0.0), ValueError, "LinearScaling: factor must be a number above zero, got 0.0."),
-    (lambda: NTKScaling(-1.0), ValueError, "NTKScaling: factor must be a number above zero, got -1.0."),
+    (
+        lambda: LinearScaling(0.0),
+        ValueError,
+        "LinearScaling: factor must be a finite number above zero, got 0.0.",
+    ),
+    (
+        lambda: NTKScaling(-1.0),
+        ValueError,
+        "NTKScaling: factor must be a finite number above zero, got -1.0.",
+    ),
     (
         lambda: DynamicNTKScaling(2.0, 0),
         ValueError,
-        "DynamicNTKScaling: original_length must be a number above zero, got 0.",
+        "DynamicNTKScaling: original_length must be a finite number above zero, got 0.",
     ),
     (
         lambda: Rotary(rotary_dim=2, scaling=NTKScaling(2.0)).rotate(ZEROS),

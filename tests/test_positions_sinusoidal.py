@@ -159,9 +159,13 @@ def test_modules_say_what_they_are():
 
 MESSAGES = [
     (lambda: positional_encoding(-1, 4), ValueError, "seq_len must not be negative, got -1."),
-    (lambda: positional_encoding(3, 0), ValueError, "embed_dim must be at least 1, got 0."),
-    (lambda: positional_encoding(3, 4, base=0.0), ValueError, "base must be a number above zero, got 0.0."),
-    (lambda: Sinusoidal(base=-1.0), ValueError, "base must be a number above zero, got -1.0."),
+    (lambda: positional_encoding(3, 0), ValueError, "embed_dim must be an integer of at least 1, got 0."),
+    (
+        lambda: positional_encoding(3, 4, base=0.0),
+        ValueError,
+        "base must be a finite number above zero, got 0.0.",
+    ),
+    (lambda: Sinusoidal(base=-1.0), ValueError, "base must be a finite number above zero, got -1.0."),
     (
         lambda: positional_encoding_2d(3, -5, 4),
         ValueError,

@@ -188,6 +188,19 @@ def test_it_says_what_it_is(weights: Weights) -> None:
     assert repr(weights) == "Weights(shape=(2, 4, 5, 7), dtype=torch.float32, device='cpu'; never built)"
 
 
+def test_products_with_integers_and_bools_have_fractions(weights: Weights) -> None:
+    keys, queries, some = torch.arange(S), torch.arange(L), torch.arange(S) % 2 == 0
+    for found, expected in (
+        (weights @ keys, weights.full() @ keys.float()),
+        (weights @ some, weights.full() @ some.float()),
+        (weights.mT @ queries, weights.full().mT @ queries.float()),
+    ):
+        torch.testing.assert_close(found, expected)
+    assert (weights @ keys.bfloat16()).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"needs real numbers .*got complex64"):
+        weights @ keys.to(torch.complex64)
+
+
 @pytest.mark.parametrize(
     ("ask", "name"),
     [

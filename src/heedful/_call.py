@@ -3,13 +3,22 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._checks import above_zero, answer_dtype, boolean, describe, readable, share, tensors_of
+from ._checks import (
+    NUMBERS,
+    above_zero,
+    answer_dtype,
+    boolean,
+    broadcasts,
+    describe,
+    readable,
+    share,
+    tensors_of,
+)
 from ._inputs import check_tensors
 from ._rows import Index, Rows, all_rows
 from .masks import Dense, Mask
@@ -119,8 +128,8 @@ def make_call(
 ) -> Call:
     """Check the arguments of `scaled_dot_product_attention` and bring them into one form."""
     check_tensors(query, key, value)
-    dims = query.dim()
-    if dims != 4:
+    given = query
+    if query.dim() != 4:
         query, key, value = _four_dims(query), _four_dims(key), _four_dims(value)
     B, H, L, E = query.shape
     S = key.shape[2]
@@ -131,8 +140,8 @@ def make_call(
         key,
         value,
         rows,
-        mask=None if mask is None else _mask(mask, dims, sizes, query.device),
-        bias=() if attn_bias is None else _bias(attn_bias, dims, rows),
+        mask=None if mask is None else _mask(mask, given.shape[:-3], sizes, query.device),
+        bias=() if attn_bias is None else _bias(attn_bias, given.shape[:-3], rows),
         scale=_scale(scale, E),
         softcap=None if softcap is None else _softcap(softcap),
         sinks=None if sinks is None else _sinks(sinks, H, query.device),
@@ -183,10 +192,12 @@ def as_start(start: Tensor) -> int | Tensor:
     return int(start[0]) if len(start) == 1 or bool((start == start[0]).all()) else start
 
 
-def _mask(mask: Mask | Tensor, dims: int, sizes: tuple[int, int, int, int], device: torch.device) -> Mask:
+def _mask(
+    mask: Mask | Tensor, batch_shape: Sequence[int], sizes: tuple[int, int, int, int], device: torch.device
+) -> Mask:
     if isinstance(mask, Tensor):
         mask = boolean("mask", mask)
-        mask = Dense(_fit("mask", mask, dims, sizes))
+        mask = Dense(_fit("mask", mask, batch_shape, sizes))
     if not isinstance(mask, Mask):
         remedy = " Call it to make a mask." if callable(mask) else ""
         raise TypeError(
@@ -205,8 +216,9 @@ def _mask(mask: Mask | Tensor, dims: int, sizes: tuple[int, int, int, int], devi
     return mask
 
 
-def _fit(name: str, tensor: Tensor, dims: int, sizes: tuple[int, int, int, int]) -> Tensor:
-    """A mask or bias tensor as (B or 1, H or 1, L or 1, S or 1)."""
+def _fit(name: str, tensor: Tensor, batch_shape: Sequence[int], sizes: tuple[int, int, int, int]) -> Tensor:
+    """A mask or bias tensor as (B or 1, H or 1, L or 1, S or 1). A call of three dimensions has no batch shape."""
+    dims = len(batch_shape) + 3
     B, H, L, S = sizes
     given = tuple(tensor.shape)
     if tensor.dim() == 3 and dims > 3:
@@ -217,18 +229,28 @@ def _fit(name: str, tensor: Tensor, dims: int, sizes: tuple[int, int, int, int])
     if tensor.dim() == 2:
         tensor = tensor[None, None]
     elif tensor.dim() == dims:
-        tensor = tensor[:, None] if dims == 3 else tensor.flatten(0, -4) if dims > 4 else tensor
+        tensor = tensor[:, None] if dims == 3 else _one_batch(tensor, batch_shape) if dims > 4 else tensor
     if tensor.dim() != 4 or any(
         size not in (1, full) for size, full in zip(tensor.shape, sizes, strict=True)
     ):
-        full = "(L, S) or (B, L, S)" if dims == 3 else "(L, S) or (B, H, L, S)"
+        batch = "B, " if dims == 3 else f"{', '.join(map(str, batch_shape))}, H, " if dims > 4 else "B, H, "
+        full = f"(L, S) or ({batch}L, S)"
         raise ValueError(
             f"{name} must be {full}, or 1 where it repeats, with B={B}, H={H}, L={L}, S={S}; got {given}."
         )
     return tensor
 
 
-def _bias(attn_bias: Any, dims: int, rows: Rows) -> tuple[Any, ...]:
+def _one_batch(tensor: Tensor, batch_shape: Sequence[int]) -> Tensor:
+    """A mask or bias whose batch sizes fit those of the call, with one of them, 1 or B; another is left as it is."""
+    leading = tuple(tensor.shape[:-3])
+    if not broadcasts(leading, tuple(batch_shape)):
+        return tensor
+    whole = tensor if max(leading) <= 1 else tensor.expand(*batch_shape, -1, -1, -1)
+    return whole.flatten(0, -4)
+
+
+def _bias(attn_bias: Any, batch_shape: Sequence[int], rows: Rows) -> tuple[Any, ...]:
     terms = attn_bias if isinstance(attn_bias, tuple | list) else (attn_bias,)
     found = []
     for term in terms:
@@ -242,7 +264,7 @@ def _bias(attn_bias: Any, dims: int, rows: Rows) -> tuple[Any, ...]:
                 raise ValueError(
                     f"attn_bias is on {term.device}, query on {rows.device}. Move it with .to(query.device)."
                 )
-            term = TensorBias(_fit("attn_bias", term, dims, (*rows.shape, rows.num_keys)))
+            term = TensorBias(_fit("attn_bias", term, batch_shape, (*rows.shape, rows.num_keys)))
         elif not callable(getattr(term, "bias", None)):
             remedy = " It says who may attend: write mask=." if isinstance(term, Mask) else ""
             raise TypeError(
@@ -267,7 +289,7 @@ def _scale(scale: float | None, E: int) -> float:
         )
     if isinstance(scale, Tensor) and scale.numel() == 1:
         scale = scale.item()
-    if isinstance(scale, bool) or not isinstance(scale, Real) or not -math.inf < scale < math.inf:
+    if isinstance(scale, bool) or not isinstance(scale, NUMBERS) or not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number, got {scale!r}. None gives head_dim ** -0.5.")
     return float(scale)
 

@@ -4,13 +4,17 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+
+# Numbers of numpy are registered; sizes in a program that torch.export traces are not.
+INTEGERS: tuple[type, ...] = (Integral, torch.SymInt)
+NUMBERS: tuple[type, ...] = (Real, torch.SymInt, torch.SymFloat)
 
 
 def describe(value: object) -> str:
@@ -50,6 +54,11 @@ def autocast_dtype(x: object) -> torch.dtype | None:
 def answer_dtype(x: Tensor) -> torch.dtype:
     """What a call with such tensors is computed and answered in: float64 for float64, float32 for everything else."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def product_dtype(x: Tensor, answers: torch.dtype) -> torch.dtype:
+    """The dtype of a product of weights with x: that of x, or of answers where x holds no fractions."""
+    return x.dtype if x.is_floating_point() else answers
 
 
 def integers(name: str, value: int | Tensor) -> Tensor:
@@ -112,21 +121,21 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
-def above_zero(name: str, value: object, remedy: str = "") -> None:
+def above_zero(name: str, value: Any, remedy: str = "") -> None:
     """Raise unless the value is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or value <= 0 or not value < math.inf:
-        raise ValueError(f"{name} must be a number above zero, got {value!r}.{remedy}")
+    if isinstance(value, bool) or not isinstance(value, NUMBERS) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a finite number above zero, got {value!r}.{remedy}")
 
 
-def share(name: str, value: object, remedy: str = "") -> None:
+def share(name: str, value: Any, remedy: str = "") -> None:
     """Raise unless the value is a number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, Real) or value < 0 or not value <= 1:
+    if isinstance(value, bool) or not isinstance(value, NUMBERS) or not 0 <= value <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}.{remedy}")
 
 
-def at_least_one(name: str, value: object) -> None:
+def at_least_one(name: str, value: Any) -> None:
     """Raise unless the value is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, INTEGERS) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 
 from . import _index, backends
 from ._call import Call
+from ._checks import describe, product_dtype
 from ._rows import size_of
 from ._torch import TensorLike
 from ._unchanged import check_unchanged, versions
@@ -216,7 +217,7 @@ class Weights(TensorLike):
         return matrix if dtype is None else matrix.to(dtype)
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """weights @ x, (..., H, L, F), in the dtype of x and O(N) memory.
+        """weights @ x, (..., H, L, F), in O(N) memory and the dtype of x; that of answers for integers and bools.
 
         Args:
             x: (..., H or G or 1, S, F), or (S, F), or (S,).
@@ -230,7 +231,7 @@ class Weights(TensorLike):
             key = key.repeat_interleave(self._call.query.shape[1] // G, 1)
         call = replace(self._call, query=self._call.query.to(self.dtype), key=key.to(self.dtype), value=value)
         output = self._run(replace(call, dropout_p=0.0), (), need_output=True).output
-        return self._shaped(output.squeeze(-1) if x.dim() == 1 else output).to(x.dtype)
+        return self._shaped(output.squeeze(-1) if x.dim() == 1 else output).to(product_dtype(x, self.dtype))
 
     @property
     def mT(self) -> "TransposedWeights":
@@ -243,12 +244,8 @@ class Weights(TensorLike):
             return self.__matmul__(args[0])
         dim = kwargs.pop("dim", args[0] if args else None)
         keepdim = kwargs.pop("keepdim", args[1] if len(args) > 1 else False)
-        if (
-            kwargs
-            or len(args) > 2
-            or not isinstance(dim, int)
-            or not -2 <= (dim - self.ndim if dim >= 0 else dim) < 0
-        ):
+        other = not isinstance(dim, int) or not -2 <= (dim - self.ndim if dim >= 0 else dim) < 0
+        if other or kwargs or len(args) > 2:
             return NotImplemented
         over_keys = dim in (-1, self.ndim - 1)
         if name in ("sum", "mean"):
@@ -340,9 +337,9 @@ class Weights(TensorLike):
     def _operand(self, x: Tensor, what: str, size_name: str, size: int) -> Tensor:
         """The right side of a product as (B, heads, size, F), in the dtype of answers."""
         H, G = self._call.query.shape[1], self._call.key.shape[1]
-        given = f"{tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+        given = f"{describe(x)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
         operand = x[:, None] if isinstance(x, Tensor) and x.dim() == 1 else x
-        here = isinstance(operand, Tensor) and operand.device == self.device
+        here = isinstance(operand, Tensor) and operand.device == self.device and not operand.is_complex()
         if here and operand.dim() == 2 and operand.shape[0] == size:
             return operand.to(self.dtype).expand(self._call.query.shape[0], 1, *operand.shape)
         heads = {H, G, 1} if self._head_shape else {1}
@@ -354,8 +351,8 @@ class Weights(TensorLike):
             f", {' or '.join(map(str, sorted(heads)))}" * bool(self._head_shape)
         )
         raise ValueError(
-            f"{what} needs ({size_name},), ({size_name}, F) or ({lead}, {size_name}, F) with {size_name} = {size} "
-            f"on {self.device}, got {given} for weights of shape {tuple(self.shape)}."
+            f"{what} needs real numbers ({size_name},), ({size_name}, F) or ({lead}, {size_name}, F) "
+            f"with {size_name} = {size} on {self.device}, got {given} for weights of shape {tuple(self.shape)}."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -380,7 +377,7 @@ class TransposedWeights(TensorLike):
         return self.mT.full().mT
 
     def __matmul__(self, y: Tensor) -> Tensor:
-        """weights.mT @ y, (..., H, S, F), in the dtype of y and O(N) memory.
+        """weights.mT @ y, (..., H, S, F), in O(N) memory and the dtype of y; that of answers for integers and bools.
 
         Args:
             y: (..., H or G or 1, L, F), or (L, F), or (L,).
@@ -389,7 +386,9 @@ class TransposedWeights(TensorLike):
         operand = self.mT._operand(y, "weights.mT @ y", "L", L)
         operand = operand.repeat_interleave(H // max(operand.shape[1], 1), 1)
         (answer,) = self.mT._compute(self.mT._call, (TransposedProduct(operand),))
-        return self.mT._shaped(answer.squeeze(-1) if y.dim() == 1 else answer).to(y.dtype)
+        return self.mT._shaped(answer.squeeze(-1) if y.dim() == 1 else answer).to(
+            product_dtype(y, self.mT.dtype)
+        )
 
 
 def _restore(call: Call, backend: str, *parts: Any) -> Weights:

@@ -11,6 +11,7 @@ so asking cannot change the answer.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -111,15 +112,21 @@ def _run_without_keys(
     nobody = Dense(torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))
     key, value = (pad(x, (0, 0, 0, 1)) for x in (call.key, call.value))
     call = replace(call, key=key, value=value, rows=replace(call.rows, num_keys=1), mask=nobody, bias=())
-    asked = tuple(
-        replace(each, groups=pad(each.groups, (0, 1), value=-1)) if isinstance(each, ByKey) else each
-        for each in reductions
-    )
-    output, answers = backend.run(call, asked, need_output)
+    output, answers = backend.run(call, tuple(map(_with_a_key, reductions)), need_output)
+    return Result(output, tuple(map(_without_keys, reductions, answers)))
 
-    def cut(reduction: Reduction, answer: Any) -> Any:
-        if isinstance(reduction, Full | QueryRows):
-            return answer[..., :0]
-        return answer[:, :, :0] if reduction.place == "keys" else answer
 
-    return Result(output, tuple(map(cut, reductions, answers)))
+def _with_a_key(reduction: Reduction) -> Reduction:
+    if not isinstance(reduction, ByKey):
+        return reduction
+    widened = copy(reduction)
+    object.__setattr__(widened, "groups", pad(reduction.groups, (0, 1), value=-1))
+    return widened
+
+
+def _without_keys(reduction: Reduction, answer: Any) -> Any:
+    """An answer less the key that was there, where it has a place for keys."""
+    if type(reduction) in (Full, QueryRows):
+        return answer[..., :0]
+    by_key = reduction.place == "keys" and isinstance(answer, Tensor) and answer.shape[2:3] == (1,)
+    return answer[:, :, :0] if by_key else answer

@@ -35,10 +35,10 @@ def weighted_sum(weights: Tensor, value: Tensor, visible: Tensor) -> Tensor:
     return total
 
 
-def marked(logits: Tensor) -> Tensor:
-    """Logits with the lowest number for -inf, which forbids a pair, and nowhere else: a bias may be as low."""
-    number = torch.finfo(logits.dtype)
-    return logits.clamp(min=number.min * (1 - number.eps)).masked_fill(logits == -torch.inf, number.min)
+def lifted(bias: Tensor) -> Tensor:
+    """A bias with the lowest number made a little higher: among the logits of a panel it stands for a masked pair."""
+    number = torch.finfo(bias.dtype)
+    return torch.where(bias == number.min, bias - (bias * number.eps).detach(), bias)
 
 
 def all_finite(x: Tensor) -> bool:

@@ -10,7 +10,7 @@ from .._call import Call
 from ..reductions import Panel, Reduction
 from . import Result
 from ._dropout import keep_scale
-from ._exact import marked, scores, weighted_sum
+from ._exact import lifted, scores, weighted_sum
 
 NAME = "reference"
 
@@ -38,7 +38,7 @@ def attend(call: Call) -> tuple[Panel, Tensor]:
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
     for term in call.bias:
-        logits = logits + term.bias(call.rows, range(S)).to(call.dtype)
+        logits = logits + lifted(term.bias(call.rows, range(S)).to(call.dtype))
 
     visible = _visible(call, logits)
     logits = torch.where(visible, logits, -torch.inf)
@@ -46,14 +46,16 @@ def attend(call: Call) -> tuple[Panel, Tensor]:
         sink = call.sinks.to(call.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
         logits = torch.cat([logits, sink], -1)
 
-    logsumexp = torch.logsumexp(logits, -1)
-    nobody = logsumexp == -torch.inf
-    weights = torch.softmax(logits.masked_fill(nobody[..., None], 0), -1).masked_fill(nobody[..., None], 0)
-    logits, weights = logits[..., :S], weights[..., :S]
+    nobody = (logits == -torch.inf).all(-1, keepdim=True)
+    seen = logits.masked_fill(nobody, 0)
+    # The largest logit less the log of its weight: unlike those of torch.logsumexp, gradients are right for -1e9 too.
+    logsumexp = (seen - seen.log_softmax(-1)).gather(-1, seen.argmax(-1, keepdim=True))
+    logsumexp = logsumexp.masked_fill(nobody, -torch.inf).squeeze(-1)
+    logits, weights = logits[..., :S], seen.softmax(-1).masked_fill(nobody, 0)[..., :S]
 
     panel = Panel(
         weights,
-        marked(logits),
+        logits.clamp(min=torch.finfo(logits.dtype).min),
         logsumexp,
         call.rows,
         (range(S),),

@@ -6,6 +6,7 @@ A mask is a rule, not a matrix, and nothing of size L x S is stored. Masks combi
 tensors. `from_...` takes the masks of other libraries.
 """
 
+import torch
 from torch import Tensor
 
 from .._checks import boolean, describe, integers
@@ -103,7 +104,10 @@ def documents(ids: Tensor, key_ids: Tensor | None = None) -> Mask:
     for name, tensor in (("ids", ids), ("key_ids", key_ids)):
         if tensor is None and name == "key_ids":
             continue
-        if not isinstance(tensor, Tensor) or tensor.dtype.is_floating_point or tensor.dim() not in (1, 2):
+        integers = (
+            isinstance(tensor, Tensor) and not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
+        )
+        if not integers or tensor.dim() not in (1, 2):
             raise ValueError(
                 f"documents(): {name} must be an integer tensor (S,) or (B, S), got {describe(tensor)}. "
                 "Give every token the number of its document, for example torch.tensor([0, 0, 1, 1, 1, -1])."

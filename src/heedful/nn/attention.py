@@ -298,7 +298,9 @@ class MultiHeadAttention(nn.Module):
     def _biases(self, attn_bias: Any) -> Any:
         if not self._places("bias"):
             return attn_bias
-        given = () if attn_bias is None else attn_bias if isinstance(attn_bias, tuple) else (attn_bias,)
+        given = (
+            () if attn_bias is None else attn_bias if isinstance(attn_bias, tuple | list) else (attn_bias,)
+        )
         return (*given, self.position)
 
     def _places(self, method: str) -> bool:

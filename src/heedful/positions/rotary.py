@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from heedful._checks import above_zero
+from heedful._checks import INTEGERS, above_zero
 from heedful.positions.ids import check_integers
 from heedful.positions.naming import by_name
 from heedful.positions.parameters import scaling_from
@@ -48,11 +48,12 @@ class Rotary:
     tensors: ClassVar[tuple[Tensor, ...]] = ()
 
     def __post_init__(self) -> None:
-        above_zero("base", self.base)
+        if not isinstance(self.base, Tensor):  # one that learns, say
+            above_zero("base", self.base)
         if self.layout not in ("half", "interleaved"):
             raise ValueError(f"layout must be 'half' or 'interleaved', got {self.layout!r}.")
         dim = self.rotary_dim
-        if dim is not None and (not isinstance(dim, int) or dim < 2 or dim % 2):
+        if dim is not None and (not isinstance(dim, INTEGERS) or dim < 2 or dim % 2):
             raise ValueError(
                 f"rotary_dim must be even and at least 2, since entries turn in pairs; got {dim!r}."
             )

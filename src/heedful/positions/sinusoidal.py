@@ -154,8 +154,7 @@ class Sinusoidal2d(Added):
 
 
 def _check_sinusoid(embed_dim: int, base: float) -> None:
-    if embed_dim < 1:
-        raise ValueError(f"embed_dim must be at least 1, got {embed_dim}.")
+    at_least_one("embed_dim", embed_dim)
     above_zero("base", base)
 
 

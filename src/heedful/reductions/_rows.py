@@ -44,6 +44,8 @@ class MaxLogit(Reduction):
 
     def panel(self, panel):
         logits = panel.logits if self.per == "query" else panel.logits.flatten(2)
+        if not logits.shape[-1]:
+            return logits.new_full(logits.shape[:-1], -torch.inf)
         largest = logits.amax(-1)
         return largest.masked_fill(largest == torch.finfo(largest.dtype).min, -torch.inf)
 
@@ -183,10 +185,10 @@ class ByKey(Reduction):
             )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByKey) and self.groups is other.groups
+        return type(other) is type(self) and self.groups is other.groups
 
     def __hash__(self) -> int:
-        return hash(id(self.groups))
+        return hash((type(self), id(self.groups)))
 
     def columns(self, rows: Rows) -> Tensor:
         """What the weights are multiplied by, (1 or batch, S, groups) bool: which group each key is in."""

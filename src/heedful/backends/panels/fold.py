@@ -97,10 +97,8 @@ def attend(call: Call, part: Part, buffers: Buffers, careful: bool, asked: bool 
         weights = weights * torch.sigmoid(base - sink + above)[..., None]
     if asked:
         lowest = torch.finfo(call.dtype).min
-        logits = (
-            logits.masked_fill(nobody, -torch.inf if call.bias else lowest) if nobody is not None else logits
-        )
-        logits = _exact.marked(logits) if call.bias else fill_masked(logits, part, lowest, buffers)
+        logits = logits.masked_fill(nobody, lowest) if nobody is not None else logits
+        logits = logits.clamp(min=lowest) if call.bias else fill_masked(logits, part, lowest, buffers)
     return Panel(
         weights,
         logits,
@@ -147,10 +145,11 @@ def add_biases(logits: Tensor, call: Call, part: Part, buffers: Buffers) -> Tens
         if len(blocks) > 1:
             blocks = [x.expand(*x.shape[:-1], len(span)) for x, span in zip(blocks, part.spans, strict=True)]
         bias = blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
-        if buffers.on and bias.numel() and bool(bias.amin() > -torch.inf):
-            logits = logits.add_(bias)
+        least = float(bias.amin()) if buffers.on and bias.numel() else -math.inf
+        if least > -math.inf:
+            logits = logits.add_(bias if least > torch.finfo(bias.dtype).min else _exact.lifted(bias))
             continue
-        logits = logits + bias
+        logits = logits + _exact.lifted(bias)
         hidden = bias == -torch.inf
         forbidden = hidden if forbidden is None else forbidden | hidden
     return logits if forbidden is None else logits.masked_fill(forbidden, -torch.inf)

@@ -19,9 +19,9 @@ inline int64_t row_number(const heedful_call &call, const RowPlace &row) {
 inline void answer_summary(const heedful_call &call, const RowPlace &row, const RowSummary &found) {
   const int64_t at = row_number(call, row);
   if (call.logsumexp || call.entropy) {
-    const float log_total = found.log_base + std::log(found.total);
+    const float log_total = std::log(found.total);
     if (call.logsumexp) call.logsumexp[at] = found.base + log_total;
-    if (call.entropy) call.entropy[at] = log_total * found.mass - found.moment;
+    if (call.entropy) call.entropy[at] = (found.above + log_total) * found.mass - found.moment;
   }
   if (call.max_logit) call.max_logit[at] = found.max_logit;
   if (call.mass) call.mass[at] = found.mass;

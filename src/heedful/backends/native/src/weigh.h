@@ -8,7 +8,8 @@ namespace heedful {
 // A row's weights are `inverse` times the numbers left in the panel. An empty row is what stands here.
 struct RowSummary {
   float max_logit = -infinity;
-  float base = -infinity, log_base = 0, total = 1;  // the logsumexp is base + log_base + log(total)
+  float base = -infinity, total = 1;                // the logsumexp is base + log(total)
+  float above = 0;                                  // how far the base lies above max_logit
   float moment = 0;                                 // sum of the weights times (their logit - max_logit)
   float mass = 0;                                   // sum of the weights
   float inverse = 0;
@@ -44,13 +45,13 @@ inline RowSummary spoil(float *x, int64_t n, float unseen, TopK &topk) {
   const RowSums sums = holes ? row_exponentials<true>(x, n, most, factor) : row_exponentials<false>(x, n, most, factor);
   // The exponentials are those above the row's own maximum, whatever the sink: they tell the keys apart even where the
   // sink leaves next to nothing. The sum is taken above the larger of the two, so that it cannot overflow.
-  const float above = sink - row.max_logit;
+  const float above = std::min(sink - row.max_logit, std::numeric_limits<float>::max());
   const float shrink = above > 0 ? std::exp(-above) : 1;
   const float of_sink = above > 0 ? 1 : sink == -infinity ? 0 : std::exp(above);
   const float total = sums.mass * shrink + of_sink;
   if (!(total < infinity) || sums.moment != sums.moment) return spoil(x, n, holes ? 0 : -infinity, topk);
-  row.base = row.max_logit;
-  row.log_base = std::max(above, 0.0f);
+  row.base = above > 0 ? sink : row.max_logit;
+  row.above = std::max(above, 0.0f);
   row.total = total;
   row.inverse = shrink / total;
   row.moment = sums.moment * factor * row.inverse;
