@@ -3,7 +3,9 @@
 // sums do not depend on the number of threads.
 #include "decode.h"
 
+#include <atomic>
 #include <type_traits>
+#include <vector>
 
 #include "buffer.h"
 #include "reader.h"
@@ -125,11 +127,13 @@ class Decode {
   void read_queries(int64_t key_head);
   void score(int64_t key_head, int64_t chunk);
   void sum_values(int64_t key_head, int64_t chunk);
+  void sum_chunks(int64_t key_head, int64_t thread);
   void finish(int64_t query_head, int64_t thread);
   void carry(const Panel &panel, int64_t query_head) const;
   template <class Source>
   void sum_values(int64_t key_head, int64_t chunk);
-  void write_output(int64_t row, int64_t thread);
+  void write_output(int64_t key_head, int64_t thread);
+  void write_output_row(int64_t row, int64_t thread);
   void sum_carefully(int64_t row, float factor, float *sums) const;
 
   const heedful_call &call;
@@ -138,7 +142,8 @@ class Decode {
   Buffer<float> queries, scores, inverse, partial;
   std::vector<TopK> topk;
   std::vector<Buffer<float>> scratch;
-  std::vector<Range> seen;  // by batch item: what its queries see between them
+  std::vector<std::atomic<int64_t>> next, summed;  // by key head: the chunk of values to sum next; how many were summed
+  std::vector<Range> seen;                         // by batch item: what its queries see between them
 };
 
 Decode::Decode(const heedful_call &call)
@@ -156,7 +161,10 @@ Decode::Decode(const heedful_call &call)
       queries(key_heads * rows * query_width),
       scores(key_heads * rows * stride),
       inverse(key_heads * rows),
-      partial(given(call.output) ? key_heads * chunks * rows * value_width : 0) {
+      partial(given(call.output) ? key_heads * chunks * rows * value_width : 0),
+      next(static_cast<size_t>(key_heads)),
+      summed(static_cast<size_t>(key_heads)) {
+  for (auto &each : next) each = chunks;  // none, until there are weights
   for (int64_t i = 0; i < threads; i++) {
     topk.emplace_back(call.topk);
     scratch.emplace_back(std::max(call.keys, 3 * value_width));
@@ -165,23 +173,42 @@ Decode::Decode(const heedful_call &call)
   for (int64_t batch = 0; batch < call.batch; batch++) seen.push_back(visible_range(call, batch, 0, call.queries));
 }
 
-// Scores become weights while they are in the cache: head by head, unless that leaves a thread without work. Values are
-// shared out by chunks, small enough that no thread waits long for the last of another.
+// With enough key heads for all threads, a head is one task: its scores become weights while they are in the cache. A
+// thread that finds no other head to begin helps with the values of those under way. With fewer key heads, each step is
+// shared out by chunks of keys.
 void Decode::run() {
-  if (key_heads >= 2 * threads) {
+  if (key_heads >= 2 * threads || threads == 1) {
+    std::atomic<int64_t> done = 0;
     parallel_for(threads, key_heads, [&](int64_t key_head, int64_t thread) {
       read_queries(key_head);
       for (int64_t chunk = 0; chunk < chunks; chunk++) score(key_head, chunk);
       for (int64_t head = key_head * per_group; head < (key_head + 1) * per_group; head++) finish(head, thread);
+      if (!given(call.output)) return;
+      if (chunks == 1) {
+        sum_values(key_head, 0);
+        return write_output(key_head, thread);
+      }
+      next[size_t(key_head)] = 0;
+      sum_chunks(key_head, thread);
+      if (++done <= key_heads - threads) return;
+      for (int64_t other = 0; other < key_heads; other++) sum_chunks(other, thread);
     });
-  } else {
-    for (int64_t key_head = 0; key_head < key_heads; key_head++) read_queries(key_head);
-    parallel_for(threads, key_heads * chunks, [&](int64_t task, int64_t) { score(task / chunks, task % chunks); });
-    parallel_for(threads, query_heads, [&](int64_t head, int64_t thread) { finish(head, thread); });
+    return;
   }
+  for (int64_t key_head = 0; key_head < key_heads; key_head++) read_queries(key_head);
+  parallel_for(threads, key_heads * chunks, [&](int64_t task, int64_t) { score(task / chunks, task % chunks); });
+  parallel_for(threads, query_heads, [&](int64_t head, int64_t thread) { finish(head, thread); });
   if (!given(call.output)) return;
   parallel_for(threads, key_heads * chunks, [&](int64_t task, int64_t) { sum_values(task / chunks, task % chunks); });
-  parallel_for(threads, key_heads * rows, [&](int64_t row, int64_t thread) { write_output(row, thread); });
+  for (int64_t key_head = 0; key_head < key_heads; key_head++) write_output(key_head, 0);
+}
+
+// Sums chunks of the values of a head until none is left to take; who sums the last writes the output.
+void Decode::sum_chunks(int64_t key_head, int64_t thread) {
+  for (int64_t chunk; (chunk = next[size_t(key_head)]++) < chunks;) {
+    sum_values(key_head, chunk);
+    if (++summed[size_t(key_head)] == chunks) write_output(key_head, thread);
+  }
 }
 
 void Decode::score(int64_t key_head, int64_t chunk) {
@@ -267,7 +294,11 @@ void Decode::sum_values(int64_t key_head, int64_t chunk) {
       });
 }
 
-void Decode::write_output(int64_t row, int64_t thread) {
+void Decode::write_output(int64_t key_head, int64_t thread) {
+  for (int64_t row = key_head * rows; row < (key_head + 1) * rows; row++) write_output_row(row, thread);
+}
+
+void Decode::write_output_row(int64_t row, int64_t thread) {
   const int64_t key_head = row / rows, head = row / call.queries;
   float *sums = scratch[size_t(thread)].get();
   std::fill(sums, sums + value_width, 0.0f);
