@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 # Numbers of numpy are registered; sizes in a program that torch.export traces are not.
-INTEGERS: tuple[type, ...] = (Integral, torch.SymInt)
-NUMBERS: tuple[type, ...] = (Real, torch.SymInt, torch.SymFloat)
+INTEGERS: tuple[type, ...] = (int, Integral, torch.SymInt)
+NUMBERS: tuple[type, ...] = (int, float, Real, torch.SymInt, torch.SymFloat)
 
 
 def describe(value: object) -> str:

@@ -104,10 +104,8 @@ def documents(ids: Tensor, key_ids: Tensor | None = None) -> Mask:
     for name, tensor in (("ids", ids), ("key_ids", key_ids)):
         if tensor is None and name == "key_ids":
             continue
-        integers = (
-            isinstance(tensor, Tensor) and not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
-        )
-        if not integers or tensor.dim() not in (1, 2):
+        numbers = isinstance(tensor, Tensor) and not tensor.dtype.is_floating_point
+        if not numbers or tensor.dtype == torch.bool or tensor.dim() not in (1, 2):
             raise ValueError(
                 f"documents(): {name} must be an integer tensor (S,) or (B, S), got {describe(tensor)}. "
                 "Give every token the number of its document, for example torch.tensor([0, 0, 1, 1, 1, -1])."
