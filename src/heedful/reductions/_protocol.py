@@ -32,7 +32,7 @@ class Panel:
     Attributes:
         weights: (B, H, rows, keys), after edits and before dropout.
         logits: (B, H, rows, keys), the scores the weights come from: scaled, capped, biased. A masked pair
-            holds the lowest finite number, so that its weight times its logit is 0.
+            holds the lowest finite number, so that its weight times its logit is 0; no other pair holds it.
         logsumexp: (B, H, rows), the natural log of the whole denominator.
         rows: Which rows these are.
         spans: The ranges of keys, in order; a panel has the keys of all of them side by side.
