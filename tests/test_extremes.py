@@ -300,3 +300,14 @@ def test_an_edit_finds_the_weights_from_their_logits_again() -> None:
         )
         torch.testing.assert_close(found.full()[:, :, :4], plain.full()[:, :, :4])
         assert found.full().isfinite().all()
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_entropy_of_scores_farther_apart_than_a_float_reaches(backend: str, dtype: torch.dtype) -> None:
+    bias = torch.zeros(5, 7, dtype=dtype)
+    bias[:, 2], bias[:, 4] = torch.finfo(dtype).max * 0.9, torch.finfo(dtype).min * 0.9
+    inputs = [torch.randn(2, 4, n, 8, dtype=dtype) for n in (5, 7, 7)]
+    for sinks in (None, torch.zeros(4, dtype=dtype)):
+        weights = attend(*inputs, attn_bias=bias, sinks=sinks, backend=backend).weights
+        torch.testing.assert_close(weights.entropy(), torch.zeros(2, 4, 5, dtype=dtype))

@@ -65,10 +65,10 @@ class Entropy(Reduction):
         # scores the second is lost in rounding, but it is -ln of the largest weight.
         largest, heaviest = panel.logits.detach().amax(-1), panel.weights.detach().amax(-1)
         above = torch.where(heaviest > 0, -heaviest.log(), logsumexp.detach() - largest)
+        # One of 1000 belongs to a weight that is 0 in float64 too; with that bound, it and its gradients are finite.
         surprise = torch.sub(largest[..., None], panel.logits, out=panel.scratch)
         if panel.scratch is not None:
-            return surprise.add_(above[..., None]).mul_(panel.weights).sum(-1)
-        # A surprise of 1000 belongs to a weight that is 0 in float64 too; the bound keeps gradients finite.
+            return surprise.add_(above[..., None]).clamp_(max=1000).mul_(panel.weights).sum(-1)
         above = above + (logsumexp - logsumexp.detach())
         return ((surprise + above[..., None]).clamp(max=1000) * panel.weights).sum(-1)
 
