@@ -70,20 +70,21 @@ def test_a_builder_of_window_masks(before: int, after: int, blocked: bool) -> No
     assert f"mask True {'= blocked' if blocked else '= may attend'} (bool)" in found.conventions
 
 
+@pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("end", [False, True])
 @pytest.mark.parametrize("by", [-1, 1])
-def test_a_moved_diagonal_is_told_from_the_other_end(by: int, end: bool) -> None:
-    """With two keys more than queries, one ahead of the start is one behind the end."""
+def test_a_moved_diagonal_is_told_from_the_other_end(by: int, end: bool, asked: bool) -> None:
+    """With two keys more than queries, say, one ahead of the start is one behind the end."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
         scores = query @ key.mT * query.shape[-1] ** -0.5
-        if is_causal:
+        if is_causal or not asked:
             L, S = scores.shape[-2:]
             keep = torch.ones(L, S, dtype=torch.bool).tril(by + (S - L if end else 0))
             scores = scores.masked_fill(~keep, -math.inf)
         return scores.softmax(-1) @ value
 
-    found = check(attention)
+    found = check(attention if asked else lambda query, key, value: attention(query, key, value))
     name = "causal-off-by-one" if by > 0 else "causal-strict"
     assert [m.name for m in found.mistakes] == [name], str(found)
     assert not found.properties

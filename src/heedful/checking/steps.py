@@ -1,6 +1,5 @@
 """One step of an examination per kind of input: causal flag, long inputs, bias, grouped heads, weights."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,20 +31,6 @@ def causal_step(exam: Exam) -> None:
         replace(h, reading=replace(h.reading, flag=f)) for f in ("end", "start") for h in exam.hypotheses
     ]
     exam.narrow(exam.extend(new, start), new, "with the causal flag")
-    if any(made.mistake.family == "causal" for made in exam.best.made):
-        tell_ends_apart(exam, start)
-
-
-def tell_ends_apart(exam: Exam, start: Sequence[Hypothesis]) -> None:
-    """Where there are more keys than queries, a diagonal moved from one end is that of the other; not for as many."""
-    case = cases.with_causal(exam.caller.base(replace(exam.shape, keys=exam.shape.queries)))
-    try:
-        new = exam.look(case, replace(exam.caller, passing=None))
-    except CallFailed:
-        return
-    found = exam.extend(new, start)
-    if found:
-        exam.narrow(found, new, "with as many keys as queries")
 
 
 def long_step(exam: Exam) -> None:
