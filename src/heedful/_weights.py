@@ -104,17 +104,16 @@ class Weights(TensorLike):
         wrong = [each for each in reductions if not isinstance(each, Reduction)]
         if wrong or not reductions:
             given = ", ".join(map(repr, wrong)) or "none"
-            listed = (
-                " Write reduce(*them) for a list."
-                if any(isinstance(each, list | tuple) for each in wrong)
-                else ""
+            listed = " Write reduce(*them) for a list." * any(
+                isinstance(each, list | tuple) for each in wrong
             )
             raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {given}.{listed}")
-        missing = tuple(dict.fromkeys(each for each in reductions if each not in self._answers))
+        known = self._answers
+        missing = tuple(dict.fromkeys(each for each in reductions if each not in known))
         found = dict(zip(missing, self._compute(self._call, missing), strict=True))
         if torch.is_grad_enabled() or not self._grad:
             self._remembered += [(each, answer) for each, answer in found.items() if each.remembered]
-        known = {**self._answers, **found}
+        known |= found
         return tuple(self._shaped(known[each]) for each in reductions)
 
     def entropy(self) -> Tensor:
@@ -330,9 +329,11 @@ class Weights(TensorLike):
 
         def shaped(x: Tensor) -> Tensor:
             x = x if torch.is_grad_enabled() else x.detach()
+            if self._head_shape and len(self._batch_shape) == 1:
+                return x
             return x.reshape(*self._batch_shape, *(x.shape[1:2] if self._head_shape else ()), *x.shape[2:])
 
-        return tree_map(shaped, answer)
+        return shaped(answer) if isinstance(answer, Tensor) else tree_map(shaped, answer)
 
     def _operand(self, x: Tensor, what: str, size_name: str, size: int) -> Tensor:
         """The right side of a product as (B, heads, size, F), in the dtype of answers."""
@@ -386,9 +387,8 @@ class TransposedWeights(TensorLike):
         operand = self.mT._operand(y, "weights.mT @ y", "L", L)
         operand = operand.repeat_interleave(H // max(operand.shape[1], 1), 1)
         (answer,) = self.mT._compute(self.mT._call, (TransposedProduct(operand),))
-        return self.mT._shaped(answer.squeeze(-1) if y.dim() == 1 else answer).to(
-            product_dtype(y, self.mT.dtype)
-        )
+        answer = self.mT._shaped(answer.squeeze(-1) if y.dim() == 1 else answer)
+        return answer.to(product_dtype(y, self.mT.dtype))
 
 
 def _restore(call: Call, backend: str, *parts: Any) -> Weights:
