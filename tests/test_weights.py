@@ -188,6 +188,11 @@ def test_it_says_what_it_is(weights: Weights) -> None:
     assert repr(weights) == "Weights(shape=(2, 4, 5, 7), dtype=torch.float32, device='cpu'; never built)"
 
 
+def test_an_answer_that_is_reshaped_in_place_is_not_the_remembered_one(weights: Weights) -> None:
+    weights.entropy().unsqueeze_(-1)
+    assert weights.entropy().shape == (B, H, L)
+
+
 def test_products_with_integers_and_bools_have_fractions(weights: Weights) -> None:
     keys, queries, some = torch.arange(S), torch.arange(L), torch.arange(S) % 2 == 0
     for found, expected in (

@@ -330,7 +330,7 @@ class Weights(TensorLike):
         def shaped(x: Tensor) -> Tensor:
             x = x if torch.is_grad_enabled() else x.detach()
             if self._head_shape and len(self._batch_shape) == 1:
-                return x
+                return x.view_as(x)
             return x.reshape(*self._batch_shape, *(x.shape[1:2] if self._head_shape else ()), *x.shape[2:])
 
         return shaped(answer) if isinstance(answer, Tensor) else tree_map(shaped, answer)

@@ -82,7 +82,7 @@ class Plan:
                     self.columns[each] = _columns(each, call)
             self.now[each] = how
             names |= dict.fromkeys(how.names)
-        carried = _side_by_side(list(self.columns.values())) if self.columns else None
+        carried = _side_by_side(list(self.columns.values()))
         self.wanted = Wanted(
             tuple(names), topk, output, carried, None if pooled is None else _map(pooled, call)
         )
