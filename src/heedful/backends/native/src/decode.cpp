@@ -18,11 +18,11 @@ namespace {
 
 constexpr int64_t few_rows = 12, rows_together = 4, keys_together = 16, decode_chunk = 512;
 
-// Fetches the same column of a key or value that comes a while later, of 16 float32 or 32 half rows: as many bytes. No
-// outer cache need keep what is not read again after these queries.
+// Fetches the same column of a key or value that comes a while later, of 16 float32 or 32 half rows: as many bytes. All
+// caches keep it: the next token reads it again, and finds what fits.
 template <class T>
 void fetch_ahead(const T *from, int64_t stride) {
-  __builtin_prefetch(from + int64_t(64 / sizeof(T)) * stride, 0, 0);
+  __builtin_prefetch(from + int64_t(64 / sizeof(T)) * stride);
 }
 
 // Lane i of the result is the sum of x[i].
