@@ -189,8 +189,13 @@ def test_it_says_what_it_is(weights: Weights) -> None:
 
 
 def test_an_answer_that_is_reshaped_in_place_is_not_the_remembered_one(weights: Weights) -> None:
-    weights.entropy().unsqueeze_(-1)
-    assert weights.entropy().shape == (B, H, L)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            weights.entropy().unsqueeze_(-1)
+            assert weights.entropy().shape == (B, H, L)
+            for each in weights.topk(3):
+                each.unsqueeze_(-1)
+            assert [each.shape for each in weights.topk(3)] == 2 * [(B, H, L, 3)]
 
 
 def test_products_with_integers_and_bools_have_fractions(weights: Weights) -> None:

@@ -14,6 +14,7 @@ from ._checks import describe, product_dtype
 from ._rows import size_of
 from ._torch import TensorLike
 from ._unchanged import check_unchanged, versions
+from .backends import Result
 from .reductions import (
     ByKey,
     DistanceProfile,
@@ -110,10 +111,11 @@ class Weights(TensorLike):
             raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {given}.{listed}")
         known = self._answers
         missing = tuple(dict.fromkeys(each for each in reductions if each not in known))
-        found = dict(zip(missing, self._compute(self._call, missing), strict=True))
-        if torch.is_grad_enabled() or not self._grad:
-            self._remembered += [(each, answer) for each, answer in found.items() if each.remembered]
-        known |= found
+        if missing:
+            found = dict(zip(missing, self._run(self._call, missing).answers, strict=True))
+            if torch.is_grad_enabled() or not self._grad:
+                self._remembered += [(each, answer) for each, answer in found.items() if each.remembered]
+            known |= found
         return tuple(self._shaped(known[each]) for each in reductions)
 
     def entropy(self) -> Tensor:
@@ -187,9 +189,9 @@ class Weights(TensorLike):
         reduction = TopK(k)
         if k > self.shape[-1]:
             raise ValueError(f"topk(): k must be at most the number of keys, {self.shape[-1]}, got {k}.")
-        wider = next((each for each in self._answers if type(each) is TopK and each.k >= k), reduction)
-        values, indices = self.reduce(wider)[0]
-        return TopKResult(values[..., :k], indices[..., :k])
+        wider = next((each for each, _ in self._remembered if type(each) is TopK and each.k >= k), reduction)
+        found = self.reduce(wider)[0]
+        return found if wider.k == k else TopKResult(*(x[..., :k] for x in found))
 
     def received(
         self,
@@ -221,9 +223,8 @@ class Weights(TensorLike):
         Args:
             x: (..., H or G or 1, S, F), or (S, F), or (S,).
         """
-        G = self._call.key.shape[1]
-        value = self._operand(x, "weights @ x", "S", self._call.key.shape[2])
-        key = self._call.key
+        key, G = self._call.key, self._call.key.shape[1]
+        value = self._operand(x, "weights @ x", "S", key.shape[2])
         if value.shape[1] == 1:
             value = value.expand(-1, G, -1, -1)
         elif value.shape[1] != G:
@@ -304,7 +305,7 @@ class Weights(TensorLike):
             for pair in (chunk // L).unique().tolist():
                 b, h = divmod(pair, H)
                 call = self._call.select(slice(b, b + 1), slice(h, h + 1), chunk[chunk // L == pair] % L)
-                matrix = self._compute(call, (Full(),))[0][0, 0]
+                matrix = self._run(call, (Full(),)).answers[0][0, 0]
                 here = ((place >= done) & (place < done + len(matrix))).nonzero().flatten()
                 places.append(here)
                 values.append(matrix[place[here] - done, keys[here]])
@@ -315,10 +316,7 @@ class Weights(TensorLike):
 
     # How answers are found
 
-    def _compute(self, call: Call, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
-        return self._run(call, reductions, need_output=False).answers if reductions else ()
-
-    def _run(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool) -> backends.Result:
+    def _run(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool = False) -> Result:
         value_too = any(reduction.reads_value for reduction in reductions)
         check_unchanged(self._call, self._versions, value_too)
         with torch.set_grad_enabled(self._grad and torch.is_grad_enabled()):
@@ -328,11 +326,13 @@ class Weights(TensorLike):
         """An answer (B, H or G, ...) with the leading sizes that the caller knows."""
 
         def shaped(x: Tensor) -> Tensor:
-            x = x if torch.is_grad_enabled() else x.detach()
+            x = x.view_as(x) if torch.is_grad_enabled() else x.detach()
             if self._head_shape and len(self._batch_shape) == 1:
-                return x.view_as(x)
+                return x
             return x.reshape(*self._batch_shape, *(x.shape[1:2] if self._head_shape else ()), *x.shape[2:])
 
+        if type(answer) is TopKResult:
+            return TopKResult(*map(shaped, answer))
         return shaped(answer) if isinstance(answer, Tensor) else tree_map(shaped, answer)
 
     def _operand(self, x: Tensor, what: str, size_name: str, size: int) -> Tensor:
@@ -386,7 +386,7 @@ class TransposedWeights(TensorLike):
         H, L = self.mT._call.query.shape[1:3]
         operand = self.mT._operand(y, "weights.mT @ y", "L", L)
         operand = operand.repeat_interleave(H // max(operand.shape[1], 1), 1)
-        (answer,) = self.mT._compute(self.mT._call, (TransposedProduct(operand),))
+        (answer,) = self.mT._run(self.mT._call, (TransposedProduct(operand),)).answers
         answer = self.mT._shaped(answer.squeeze(-1) if y.dim() == 1 else answer)
         return answer.to(product_dtype(y, self.mT.dtype))
 

@@ -40,7 +40,7 @@ class Answers(Weights):
     def __repr__(self) -> str:
         return f"Answers({', '.join(map(repr, self.kept))}; of weights {tuple(self.shape)})"
 
-    def _run(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool) -> Any:
+    def _run(self, call: Call, reductions: tuple[Reduction, ...], need_output: bool = False) -> Any:
         wanted = ", ".join(map(repr, reductions)) or "a product"
         raise RuntimeError(
             f"watch() was given reductions and kept their answers only: {', '.join(map(repr, self.kept))}. "
