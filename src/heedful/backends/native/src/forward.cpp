@@ -57,11 +57,11 @@ class Forward {
 
   const heedful_call &call;
   const bool pairs;
-  const int64_t per_group, key_heads, query_heads;
+  const int64_t per_group, key_heads, query_heads, key_size, head_size;  // sizes of what is packed of a key head
   int64_t threads, strips, rows_per_strip;
   bool pack_ahead;
   std::vector<Workspace> workspaces;
-  Buffer<float> packed_keys, packed_values, packed_carried;
+  Buffer<float> packed_heads, packed_carried;
   Totals totals;
   std::vector<char> finite;
 };
@@ -74,6 +74,8 @@ Forward::Forward(const heedful_call &call)
       per_group(call.heads / call.kv_heads),
       key_heads(call.batch * call.kv_heads),
       query_heads(call.batch * call.heads),
+      key_size(packed_size(call.width, call.keys)),
+      head_size(key_size + packed_size(call.keys, call.value_width)),
       threads(threads_for(call)),
       totals(call) {
   pack_ahead = threads > 1 && key_heads < 8 * threads;
@@ -81,10 +83,8 @@ Forward::Forward(const heedful_call &call)
   rows_per_strip = std::max<int64_t>(round_up((call.queries + strips - 1) / strips, tile_rows), 2 * tile_rows);
   strips = std::max<int64_t>(1, (call.queries + rows_per_strip - 1) / rows_per_strip);
   for (int64_t i = 0; i < threads; i++) workspaces.emplace_back(call, !pack_ahead);
-  if (pack_ahead) {
-    packed_keys = Buffer<float>(key_heads * packed_size(call.width, call.keys));
-    packed_values = Buffer<float>(key_heads * packed_size(call.keys, call.value_width));
-  }
+  // One piece, which the allocator keeps for the next call: two of a size, it gives back and fetches again, page by page.
+  if (pack_ahead) packed_heads = Buffer<float>(key_heads * head_size);
   totals.reserve(query_heads * strips);
   packed_carried = Buffer<float>(call.batch * packed_size(call.keys, call.carried_width));
   finite.assign(size_t(key_heads), 1);
@@ -97,9 +97,8 @@ void Forward::run() {
     parallel_for(threads, query_heads * strips, [&](int64_t task, int64_t thread) {
       // Later strips first: under a causal mask they are the longer ones.
       const int64_t head = task / strips, number = strips - 1 - task % strips, group = head / per_group;
-      const PackedHead packed = {packed_keys.get() + group * packed_size(call.width, call.keys),
-                                 packed_values.get() + group * packed_size(call.keys, call.value_width),
-                                 finite[size_t(group)] != 0};
+      float *keys = packed_heads.get() + group * head_size;
+      const PackedHead packed = {keys, keys + key_size, finite[size_t(group)] != 0};
       strip(head / call.heads, head % call.heads, number, packed, workspaces[size_t(thread)]);
     });
   } else {
@@ -127,13 +126,11 @@ void Forward::pack_all() {
     float *scratch = workspaces[size_t(thread)].row.get();
     const Range part = parts.part(task % parts.count);
     const int64_t head = task / parts.count, batch = head / call.kv_heads, group = head % call.kv_heads;
-    pack_columns(keys_of(batch, group), part.first, part.last,
-                 packed_keys.get() + head * packed_size(call.width, call.keys), scratch, Spoiled::stay, pairs);
+    float *keys = packed_heads.get() + head * head_size;
+    pack_columns(keys_of(batch, group), part.first, part.last, keys, scratch, Spoiled::stay, pairs);
     if (given(call.output))
-      good[size_t(task)] =
-          pack_rows(values_of(batch, group), part.first, part.last,
-                    {packed_values.get() + head * packed_size(call.keys, call.value_width), call.keys, 0}, scratch,
-                    Spoiled::become_zero);
+      good[size_t(task)] = pack_rows(values_of(batch, group), part.first, part.last, {keys + key_size, call.keys, 0},
+                                     scratch, Spoiled::become_zero);
   });
   for (int64_t task = 0; task < key_heads * parts.count; task++)
     finite[size_t(task / parts.count)] &= good[size_t(task)];
