@@ -63,7 +63,8 @@ def test_a_checkpoint_keeps_nothing_of_what_is_made_in_it(backend: str) -> None:
         function = function.next_functions[0][0]
     assert function is not None
     assert not [x for x in vars(function).values() if isinstance(x, Tensor)]
-    assert len(saved) > 3
+    # Query, key and value; the kernel keeps some numbers of every row too.
+    assert len(saved) == (4 if backend == "native" else 3)
     again = checkpoint(layer, x, use_reentrant=False)
     torch.testing.assert_close(
         torch.autograd.grad(again.sum(), x)[0], torch.autograd.grad(layer(x).sum(), x)[0]

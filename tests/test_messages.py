@@ -29,6 +29,7 @@ CALLS: dict[str, tuple[tuple, dict[str, Any]]] = {
     "an integer mask with a 2": (QKV, {"mask": torch.full((L, S), 2)}),
     "a padding mask of another batch": (QKV, {"mask": masks.padding(torch.ones(3, S).int())}),
     "a list for a mask": (QKV, {"mask": [1, 2]}),
+    "a position beyond all": (QKV, {"query_start": 2**63}),
     "a number for an edit": (QKV, {"edit": 3}),
     "None for questions": (QKV, {"reduce": None}),
     "None for keys": ((q(), None, k()), {}),
@@ -84,6 +85,10 @@ ASKED: dict[str, Any] = {
     "more keys than there are": lambda: weights().topk(6),
     "no keys at all": lambda: weights().topk(0),
     "another way to receive": lambda: weights().received("median"),
+    "a class for a question": lambda: weights().reduce(heedful.Entropy),  # pyright: ignore
+    "a word for a bool": lambda: weights().received(by_value_norm="yes"),  # pyright: ignore
+    "another word for a bool": lambda: heedful.Pooled(2, 2, by_value_norm=1.5),  # pyright: ignore
+    "a list for a projection": lambda: weights().value_norms([1]),  # pyright: ignore
     "a string for a reduction": lambda: weights().reduce("entropy"),
     "a product of another length": lambda: weights() @ torch.zeros(4, 2),
     "a transposed product of another length": lambda: weights().mT @ torch.zeros(4, 2),
@@ -153,6 +158,10 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
         "Leave it out to ask nothing.",
     ),
     "None for keys": (TypeError, "key must be a tensor, got NoneType."),
+    "a position beyond all": (
+        ValueError,
+        "query_start must be a position from -2**62 to 2**62, got 9223372036854775808.",
+    ),
     "lengths beyond the keys": (
         ValueError,
         "mask does not fit the call (B=2, H=4, L=3, S=5): lengths has one of 9, more than the 5 keys.",
@@ -326,6 +335,17 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
     "another way to receive": (
         ValueError,
         "Received(): how must be one of 'sum', 'mean', 'max', got 'median'.",
+    ),
+    "a class for a question": (
+        TypeError,
+        "reduce() takes reductions such as heedful.Entropy(), got <class 'heedful.reductions._rows.Entropy'>. "
+        "Write Entropy().",
+    ),
+    "a word for a bool": (ValueError, "Received(): by_value_norm must be one of True, False, got 'yes'."),
+    "another word for a bool": (ValueError, "Pooled(): by_value_norm must be one of True, False, got 1.5."),
+    "a list for a projection": (
+        ValueError,
+        "out_proj must be (embed_dim, H * Ev) with H * Ev = 24 on cpu, got [1].",
     ),
     "a string for a reduction": (
         TypeError,

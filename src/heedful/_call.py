@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._checks import (
+    INTEGERS,
     NUMBERS,
     above_zero,
     answer_dtype,
@@ -23,6 +24,8 @@ from ._inputs import check_tensors
 from ._rows import Index, Rows, all_rows
 from .masks import Dense, Mask
 from .reductions import Edit, Reduction
+
+FARTHEST = 2**62  # a position that integers of 64 bits can still add to
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +157,7 @@ def make_call(
 def check_reductions(reduce: Reduction | Sequence[Reduction]) -> tuple[Reduction, ...]:
     """What `reduce=` was given, as a tuple of reductions."""
     given: Any = reduce
-    reductions = tuple(given) if isinstance(given, list | tuple) else (given,)
+    reductions = tuple(given) if isinstance(given, list | tuple | set | frozenset) else (given,)
     for reduction in reductions:
         if not isinstance(reduction, Reduction):
             made = f" Write {reduction.__name__}()." if isinstance(reduction, type) else ""
@@ -170,15 +173,17 @@ def _four_dims(tensor: Tensor) -> Tensor:
 
 
 def _query_start(query_start: int | Tensor, B: int) -> int | Tensor:
-    if isinstance(query_start, int) and not isinstance(query_start, bool):
-        return query_start
+    if isinstance(query_start, INTEGERS) and not isinstance(query_start, bool):
+        if readable() and not -FARTHEST <= query_start <= FARTHEST:
+            raise ValueError(f"query_start must be a position from -2**62 to 2**62, got {query_start}.")
+        return query_start if isinstance(query_start, torch.SymInt) else int(query_start)
     if (
         isinstance(query_start, Tensor)
         and not query_start.dtype.is_floating_point
         and query_start.dtype != torch.bool
         and query_start.numel() in (1, B)
     ):
-        start = query_start.detach().long().flatten()
+        start = query_start.detach().flatten().to(torch.int64, copy=True)  # its owner may count on in it
         return as_start(start) if readable(start) else start.expand(B)
     raise ValueError(
         f"query_start must be an integer or an integer tensor (B,) with B = {B}, got {describe(query_start)}. "

@@ -115,7 +115,7 @@ def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     return len(shape) <= len(full) and all(size in (1, whole) for size, whole in pairs)
 
 
-def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+def one_of(name: str, value: object, choices: tuple[str | bool, ...]) -> None:
     """Raise unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")

@@ -1,10 +1,12 @@
 """Weights and masks as pytrees: their tensors are leaves for `tree_map`, `torch.export` and all that walks results."""
 
+from operator import ne
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import SequenceKey, _register_namedtuple, register_pytree_node
 
+from ._unchanged import versions
 from ._weights import Weights
 from .backends._compiled import Later
 from .backends._travel import Luggage, Unpacked
@@ -47,11 +49,17 @@ def unflatten(leaves: Any, context: Context) -> Any:
 
 def _parts(weights: Weights) -> tuple[Any, ...]:
     shapes = tuple(weights._batch_shape), tuple(weights._head_shape)
-    return weights._call, weights._backend.NAME, *shapes, tuple(weights._remembered), weights._grad
+    answers = tuple(weights._answers.items())
+    changed = tuple(map(ne, versions(weights._call), weights._versions))
+    return weights._call, weights._backend.NAME, *shapes, answers, weights._grad, changed
 
 
-def _weights(call: Any, backend: str, batch_shape: Any, head_shape: Any, answers: Any, grad: bool) -> Weights:
-    return Weights(call, Later(backend), batch_shape, head_shape, answers, grad)
+def _weights(call: Any, backend: str, *others: Any) -> Weights:
+    *parts, changed = others
+    weights = Weights(call, Later(backend), *parts)
+    # Of a tensor that had been changed in place, a copy is no better.
+    weights._versions = [-1 if each else n for each, n in zip(changed, weights._versions, strict=False)]
+    return weights
 
 
 def _with_keys(x: Any) -> tuple[list[tuple[SequenceKey, Any]], Context]:

@@ -1,7 +1,10 @@
-"""Whether the tensors of a call are still what they were when it was made."""
+"""Whether the tensors of a call, and of its answers, are still what they were."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ._call import Call
 from ._checks import tensors_of
@@ -11,8 +14,20 @@ def versions(call: Call) -> list[int]:
     """How often each tensor that the weights are made of was changed in place; nothing while torch compiles."""
     if torch.compiler.is_compiling():
         return []
+    return [_version(x) for _, x in _named(call)]
+
+
+def answer_versions(answer: Any) -> list[int]:
+    """The same of an answer."""
+    if torch.compiler.is_compiling():
+        return []
+    leaves = (answer,) if isinstance(answer, Tensor) else tree_leaves(answer)
+    return [_version(x) for x in leaves]
+
+
+def _version(x: Any) -> int:
     # torch does not count for tensors of inference mode, and what a bias calls a tensor may be something else.
-    return [x._version if isinstance(x, Tensor) and not x.is_inference() else 0 for _, x in _named(call)]
+    return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
 
 
 def check_unchanged(call: Call, then: list[int], value_too: bool) -> None:

@@ -6,14 +6,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from . import _index, backends
 from ._call import Call
 from ._checks import describe, product_dtype
+from ._operand import operand
 from ._rows import size_of
 from ._torch import TensorLike
-from ._unchanged import check_unchanged, versions
+from ._unchanged import answer_versions, check_unchanged, versions
 from .backends import Result
 from .reductions import (
     ByKey,
@@ -61,7 +62,8 @@ class Weights(TensorLike):
         self._backend = backend
         # In the call, leading sizes are (B, H). Here B may be split, and an integer index drops a dimension.
         self._batch_shape, self._head_shape = tuple(batch_shape), tuple(head_shape)
-        self._remembered = list(answers)
+        self._remembered: list[tuple[Reduction, Any, list[int]]] = []
+        self._remember(answers)
         self._grad = torch.is_grad_enabled() if grad is None else grad
         self._versions = versions(call)
 
@@ -82,8 +84,14 @@ class Weights(TensorLike):
 
     @property
     def _answers(self) -> dict[Reduction, Any]:
-        """What was asked so far. Kept as pairs: a compiler cannot return a dict whose keys are reductions."""
-        return dict(self._remembered)
+        """What was asked so far, but for answers that were changed in place since.
+
+        Kept in a list: a compiler cannot return a dict whose keys are reductions.
+        """
+        return {each: x for each, x, then in self._remembered if not then or answer_versions(x) == then}
+
+    def _remember(self, answers: Iterable[tuple[Reduction, Any]]) -> None:
+        self._remembered += [(each, answer, answer_versions(answer)) for each, answer in answers]
 
     @property
     def edited(self) -> bool:
@@ -105,16 +113,16 @@ class Weights(TensorLike):
         wrong = [each for each in reductions if not isinstance(each, Reduction)]
         if wrong or not reductions:
             given = ", ".join(map(repr, wrong)) or "none"
-            listed = " Write reduce(*them) for a list." * any(
-                isinstance(each, list | tuple) for each in wrong
-            )
-            raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {given}.{listed}")
+            remedy = "".join(f" Write {each.__name__}()." for each in wrong if isinstance(each, type))
+            if any(isinstance(each, list | tuple) for each in wrong):
+                remedy += " Write reduce(*them) for a list."
+            raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {given}.{remedy}")
         known = self._answers
         missing = tuple(dict.fromkeys(each for each in reductions if each not in known))
         if missing:
             found = dict(zip(missing, self._run(self._call, missing).answers, strict=True))
             if torch.is_grad_enabled() or not self._grad:
-                self._remembered += [(each, answer) for each, answer in found.items() if each.remembered]
+                self._remember((each, answer) for each, answer in found.items() if each.remembered)
             known |= found
         return tuple(self._shaped(known[each]) for each in reductions)
 
@@ -168,10 +176,12 @@ class Weights(TensorLike):
         value = self._call.value.to(self.dtype)
         if out_proj is not None:
             H, Ev = self._call.query.shape[1], value.shape[-1]
-            if out_proj.dim() != 2 or out_proj.shape[1] != H * Ev or out_proj.device != self.device:
+            matrix = isinstance(out_proj, Tensor) and out_proj.dim() == 2
+            if not matrix or out_proj.shape[1] != H * Ev or out_proj.device != self.device:
+                where = f" on {out_proj.device}" if isinstance(out_proj, Tensor) else ""
                 raise ValueError(
                     f"out_proj must be (embed_dim, H * Ev) with H * Ev = {H * Ev} on {self.device}, "
-                    f"got {tuple(out_proj.shape)} on {out_proj.device}."
+                    f"got {describe(out_proj)}{where}."
                 )
             per_head = out_proj.to(self.dtype).unflatten(1, (H, Ev)).permute(1, 2, 0)
             value = value.repeat_interleave(H // value.shape[1], 1) @ per_head
@@ -189,7 +199,7 @@ class Weights(TensorLike):
         reduction = TopK(k)
         if k > self.shape[-1]:
             raise ValueError(f"topk(): k must be at most the number of keys, {self.shape[-1]}, got {k}.")
-        wider = next((each for each, _ in self._remembered if type(each) is TopK and each.k >= k), reduction)
+        wider = next((each for each, *_ in self._remembered if type(each) is TopK and each.k >= k), reduction)
         found = self.reduce(wider)[0]
         return found if wider.k == k else TopKResult(*(x[..., :k] for x in found))
 
@@ -224,7 +234,7 @@ class Weights(TensorLike):
             x: (..., H or G or 1, S, F), or (S, F), or (S,).
         """
         key, G = self._call.key, self._call.key.shape[1]
-        value = self._operand(x, "weights @ x", "S", key.shape[2])
+        value = operand(self, x, "weights @ x", "S", key.shape[2])
         if value.shape[1] == 1:
             value = value.expand(-1, G, -1, -1)
         elif value.shape[1] != G:
@@ -333,32 +343,12 @@ class Weights(TensorLike):
 
         if type(answer) is TopKResult:
             return TopKResult(*map(shaped, answer))
-        return shaped(answer) if isinstance(answer, Tensor) else tree_map(shaped, answer)
-
-    def _operand(self, x: Tensor, what: str, size_name: str, size: int) -> Tensor:
-        """The right side of a product as (B, heads, size, F), in the dtype of answers."""
-        H, G = self._call.query.shape[1], self._call.key.shape[1]
-        given = f"{describe(x)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
-        operand = x[:, None] if isinstance(x, Tensor) and x.dim() == 1 else x
-        here = isinstance(operand, Tensor) and operand.device == self.device and not operand.is_complex()
-        if here and operand.dim() == 2 and operand.shape[0] == size:
-            return operand.to(self.dtype).expand(self._call.query.shape[0], 1, *operand.shape)
-        heads = {H, G, 1} if self._head_shape else {1}
-        if here and operand.dim() == len(self.shape):
-            shape = operand.shape if self._head_shape else (*operand.shape[:-2], 1, *operand.shape[-2:])
-            if tuple(shape[:-3]) == self._batch_shape and shape[-3] in heads and shape[-2] == size:
-                return operand.to(self.dtype).reshape(self._call.query.shape[0], *shape[-3:])
-        lead = ", ".join(map(str, self._batch_shape)) + (
-            f", {' or '.join(map(str, sorted(heads)))}" * bool(self._head_shape)
-        )
-        raise ValueError(
-            f"{what} needs real numbers ({size_name},), ({size_name}, F) or ({lead}, {size_name}, F) "
-            f"with {size_name} = {size} on {self.device}, got {given} for weights of shape {tuple(self.shape)}."
-        )
+        return shaped(answer) if isinstance(answer, Tensor) else tree_map_only(Tensor, shaped, answer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are detached and carry the remembered answers."""
-        answers = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._remembered)
+        check_unchanged(self._call, self._versions, value_too=True)
+        answers = tree_map_only(Tensor, Tensor.detach, list(self._answers.items()))
         parts = self._backend.NAME, self._batch_shape, self._head_shape, answers
         return _restore, (self._call.detach(), *parts)
 
@@ -384,9 +374,9 @@ class TransposedWeights(TensorLike):
             y: (..., H or G or 1, L, F), or (L, F), or (L,).
         """
         H, L = self.mT._call.query.shape[1:3]
-        operand = self.mT._operand(y, "weights.mT @ y", "L", L)
-        operand = operand.repeat_interleave(H // max(operand.shape[1], 1), 1)
-        (answer,) = self.mT._run(self.mT._call, (TransposedProduct(operand),)).answers
+        of_heads = operand(self.mT, y, "weights.mT @ y", "L", L)
+        of_heads = of_heads.repeat_interleave(H // max(of_heads.shape[1], 1), 1)
+        (answer,) = self.mT._run(self.mT._call, (TransposedProduct(of_heads),)).answers
         answer = self.mT._shaped(answer.squeeze(-1) if y.dim() == 1 else answer)
         return answer.to(product_dtype(y, self.mT.dtype))
 

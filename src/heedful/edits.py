@@ -96,7 +96,7 @@ def cut(rows: Choice, keys: Choice, *, renormalize: bool = False) -> Edit:
         rows: Indices of queries: a number, a slice, a list, an integer tensor, or a bool tensor (L,).
         keys: Indices of keys, likewise.
         renormalize: Share the lost weight out among the other keys, so that rows keep their sum. A row that
-            loses everything stays 0.
+            loses everything, or all but 1e-38 of it in float32, stays 0.
 
     Raises:
         TypeError: A choice is not as above.
@@ -109,7 +109,7 @@ def cut(rows: Choice, keys: Choice, *, renormalize: bool = False) -> Edit:
                 f"cut(): {name} must be a number, a slice, a list of numbers, or an integer or bool tensor, "
                 f"got {_shown(choice)}."
             )
-    return Cut(rows, keys, renormalize)
+    return Cut(_own(rows), _own(keys), renormalize)
 
 
 def without_sink(keys: int = 1) -> Edit:
@@ -118,8 +118,8 @@ def without_sink(keys: int = 1) -> Edit:
     Args:
         keys: How many of the first keys are sinks.
 
-    A row that looks at nothing else becomes 0. Source: Xiao et al., "Efficient Streaming Language Models with
-    Attention Sinks" (2023). Cost: two passes over each panel.
+    A row that looks at nothing else, or at less than 1e-38 of it in float32, becomes 0. Source: Xiao et al.,
+    "Efficient Streaming Language Models with Attention Sinks" (2023). Cost: two passes over each panel.
     """
     if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
         raise ValueError(
@@ -134,6 +134,13 @@ def _shown(value: object) -> str:
     return "a Panel" if isinstance(value, Panel) else repr(value)
 
 
+def _own(choice: Choice) -> Choice:
+    """The choice, apart from a tensor or list that its owner may change."""
+    if isinstance(choice, Tensor):
+        return choice.clone()
+    return list(choice) if isinstance(choice, list) else choice
+
+
 def _is_index(choice: object) -> bool:
     """Whether it is a number, or several, or a bool per place."""
     try:
@@ -145,8 +152,11 @@ def _is_index(choice: object) -> bool:
 
 
 def _shared_out(weights: Tensor, before: Tensor) -> Tensor:
+    """Rows with the sums they had; 0 where what is left is too little to divide by."""
     left = weights.sum(-1, keepdim=True)
-    return torch.where(left > 0, weights * (before.sum(-1, keepdim=True) / left.masked_fill(left <= 0, 1)), 0)
+    some = left >= torch.finfo(left.dtype).tiny
+    shares = weights / left.masked_fill(~some, 1)
+    return torch.where(some, shares * before.sum(-1, keepdim=True), 0)
 
 
 def _numbers(index: Index, device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ LAYERS = [
     ["nn"],
     ["_attention", "_listeners"],
     ["_pytrees"],
-    ["_weights", "_torch", "_unchanged"],
+    ["_weights", "_torch", "_unchanged", "_operand"],
     ["backends"],
     ["_call"],
     ["masks", "positions", "reductions", "edits"],

@@ -83,6 +83,7 @@ class Pooled(Reduction):
 
     def __post_init__(self):
         one_of("Pooled(): how", self.how, ("mass", "max"))
+        one_of("Pooled(): by_value_norm", self.by_value_norm, (True, False))
         for name, size in (("rows", self.rows), ("cols", self.cols)):
             at_least_one(f"Pooled(): {name}", size)
 

@@ -36,6 +36,7 @@ class Received(Reduction):
     def __post_init__(self):
         one_of("Received(): how", self.how, ("sum", "mean", "max"))
         one_of("Received(): per", self.per, ("head", "kv_head"))
+        one_of("Received(): by_value_norm", self.by_value_norm, (True, False))
 
     @property
     def merge(self):

@@ -106,6 +106,9 @@ class Reduction:
     """What one panel contributes to an answer, and how contributions merge.
 
     Subclasses are frozen dataclasses, so that an answer can be found again by equality.
+
+    Keys that none of its queries may see can be missing from a panel. With place = "keys", what is merged holds 0 for a
+    key that no panel had, or -inf with merge = "max"; `finish` may put something else there.
     """
 
     place: Literal["rows", "keys", "heads"] = "rows"

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import backends
 from .._call import Call
@@ -48,6 +48,9 @@ class Answers(Weights):
             "and answers anything later."
         )
 
+    def _shaped(self, answer: Any) -> Any:
+        return super()._shaped(tree_map_only(Tensor, Tensor.clone, answer))  # it could not be found again
+
     def _select(self, choices: list[slice | Tensor]) -> Weights:
         raise RuntimeError(
             f"watch() was given reductions and kept their answers only: {', '.join(map(repr, self.kept))}. "
@@ -58,7 +61,7 @@ class Answers(Weights):
         return self._select([]).full()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        answers = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._remembered)
+        answers = tree_map_only(Tensor, Tensor.detach, list(self._answers.items()))
         return restored, (self._call, self._backend.NAME, self._batch_shape, self._head_shape, answers)
 
 

@@ -14,6 +14,7 @@ from .. import backends, reductions
 from .._call import Call, TensorBias
 from .._files import read_safetensors, replace_file
 from .._rows import Rows, all_rows
+from .._unchanged import check_unchanged
 from .._weights import Weights
 from ..masks import Mask, _algebra, _patterns
 from ..reductions import Reduction, TopKResult
@@ -141,6 +142,7 @@ def _written(tensors: Tensors, prefix: str, weights: Weights, following: Call | 
     if _is_meta(call):
         sizes = {name: list(getattr(call, name).shape) for name in ("query", "key", "value")}
         return {**given, "sizes": sizes, "dtype": str(call.query.dtype).removeprefix("torch.")}
+    check_unchanged(call, weights._versions, value_too=True)
     shares = (
         following is not None and _begins(call.key, following.key) and _begins(call.value, following.value)
     )

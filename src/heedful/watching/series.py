@@ -21,6 +21,7 @@ class Begun(NamedTuple):
     call: Call
     num_keys: int
     others: tuple[Any, ...]
+    versions: list[int]
 
     @classmethod
     def of(cls, weights: Weights) -> "Begun":
@@ -30,14 +31,16 @@ class Begun(NamedTuple):
             weights._backend,
             weights._batch_shape,
             weights._head_shape,
-            weights._remembered,
+            tuple(weights._answers.items()),
             weights._grad,
         )
-        return cls(bare, call.key.shape[2], others)
+        return cls(bare, call.key.shape[2], others, weights._versions)
 
-    def weights(self, last: Call) -> Weights:
-        key, value = (x[:, :, : self.num_keys] for x in (last.key, last.value))
-        return Weights(replace(self.call, key=key, value=value), *self.others)
+    def weights(self, last: Weights) -> Weights:
+        key, value = (x[:, :, : self.num_keys] for x in (last._call.key, last._call.value))
+        weights = Weights(replace(self.call, key=key, value=value), *self.others)
+        weights._versions = [self.versions[0], *last._versions[1:3], *self.versions[3:]]
+        return weights
 
 
 class Series:
@@ -76,7 +79,7 @@ class Series:
         if isinstance(entry, Weights):
             return entry
         assert isinstance(last, Weights)
-        return entry.weights(last._call)
+        return entry.weights(last)
 
     def __iter__(self) -> Iterator[Weights]:
         return (self[index] for index in range(len(self)))

@@ -86,9 +86,10 @@ class Fold(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, job: Job, parcel: Parcel, *tensors: Tensor) -> tuple[Any, ...]:
-        flat = job.fold(buffered=True)
+        # What is a view when it is returned could not be changed in place.
+        flat = [x.clone() if x is not None and x._is_view() else x for x in job.fold(buffered=True)]
         ctx.parcel, ctx.spec = parcel, job.spec
-        ctx.save_for_backward(*tensors, *flat)
+        ctx.save_for_backward(*tensors, None, *flat[1:])  # the output may be changed in place
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(x for x in flat if x is not None and not x.dtype.is_floating_point))
         return tuple(flat)
