@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from ._call import Call
 from ._checks import tensors_of
+from .reductions import TopKResult
 
 
 def versions(call: Call) -> list[int]:
@@ -21,8 +22,9 @@ def answer_versions(answer: Any) -> list[int]:
     """The same of an answer."""
     if torch.compiler.is_compiling():
         return []
-    leaves = (answer,) if isinstance(answer, Tensor) else tree_leaves(answer)
-    return [_version(x) for x in leaves]
+    if isinstance(answer, Tensor):
+        return [_version(answer)]
+    return [_version(x) for x in (answer if type(answer) is TopKResult else tree_leaves(answer))]
 
 
 def _version(x: Any) -> int:

@@ -84,14 +84,20 @@ class Weights(TensorLike):
 
     @property
     def _answers(self) -> dict[Reduction, Any]:
-        """What was asked so far, but for answers that were changed in place since.
-
-        Kept in a list: a compiler cannot return a dict whose keys are reductions.
-        """
-        return {each: x for each, x, then in self._remembered if not then or answer_versions(x) == then}
+        """What was asked so far, but for answers that were changed in place since."""
+        return self._recall({each for each, *_ in self._remembered})
 
     def _remember(self, answers: Iterable[tuple[Reduction, Any]]) -> None:
-        self._remembered += [(each, answer, answer_versions(answer)) for each, answer in answers]
+        # In a list: a compiler cannot return a dict whose keys are reductions.
+        self._remembered += [(each, x, answer_versions(x)) for each, x in answers]
+
+    def _recall(self, asked: set[Reduction]) -> dict[Reduction, Any]:
+        kept = (
+            (each, x)
+            for each, x, then in self._remembered
+            if each in asked and then in ([], answer_versions(x))
+        )
+        return dict(kept)
 
     @property
     def edited(self) -> bool:
@@ -117,7 +123,7 @@ class Weights(TensorLike):
             if any(isinstance(each, list | tuple) for each in wrong):
                 remedy += " Write reduce(*them) for a list."
             raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {given}.{remedy}")
-        known = self._answers
+        known = self._recall(set(reductions))
         missing = tuple(dict.fromkeys(each for each in reductions if each not in known))
         if missing:
             found = dict(zip(missing, self._run(self._call, missing).answers, strict=True))
