@@ -2,8 +2,11 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -69,7 +72,7 @@ def test_an_answer_that_is_changed_in_place_is_found_again(
     tensors = inputs(grad)
     # With two visible keys at first, some indices are -1.
     asked = (reduction, LogSumExp()) if when == "at the call" else ()
-    _, weights = attend(*tensors, masks.causal(), query_start=1, reduce=asked, backend=backend)
+    output, weights = attend(*tensors, masks.causal(), query_start=1, reduce=asked, backend=backend)
     first = ask(weights)
     before = first.detach().clone()
     with torch.no_grad():
@@ -77,6 +80,10 @@ def test_an_answer_that_is_changed_in_place_is_found_again(
     assert not torch.equal(first, before)
     again = ask(weights)
     assert torch.equal(again, before)
+    if grad:
+        first.mul_(2)
+        assert output.grad_fn is not None
+        torch.autograd.grad(output.sum(), tensors[2], retain_graph=True)
     if grad and again.is_floating_point():
         found = torch.autograd.grad(again.square().sum(), tensors[:2])
         anew = ask(attend(*tensors, masks.causal(), query_start=1, backend=backend).weights)
@@ -87,33 +94,39 @@ def test_an_answer_that_is_changed_in_place_is_found_again(
 COPIES = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "pickle": pickle.dumps,
-    "tree_map": lambda w: tree_map(lambda x: x, w).full(),
-    "another dtype": lambda w: tree_map(lambda x: x.double() if x.is_floating_point() else x, w).full(),
+    "pickle": lambda w: pickle.loads(pickle.dumps(w)),
+    "tree_map": lambda w: tree_map(lambda x: x, w),
+    "another dtype": lambda w: tree_map(lambda x: x.double() if x.is_floating_point() else x, w),
+    "a part": lambda w: w[:, 1:],
+    "a copy of a copy": lambda w: copy.copy(tree_map(lambda x: x, w)),
 }
 
 
-@pytest.mark.parametrize("which", ["query", "key", "value"])
+@pytest.mark.parametrize("which", ["query", "key", "value", "mask", "attn_bias", "sinks"])
 @pytest.mark.parametrize("name", COPIES)
-def test_copies_are_refused_once_a_tensor_was_changed(name: str, which: str) -> None:
+def test_copies_of_changed_weights_refuse_new_questions(name: str, which: str) -> None:
     tensors = dict(zip(("query", "key", "value"), inputs(), strict=True))
+    tensors |= {
+        "mask": torch.rand(L, S) > 0.2,
+        "attn_bias": torch.randn(H, L, S)[None],
+        "sinks": torch.randn(H),
+    }
     _, weights = scaled_dot_product_attention(**tensors, reduce=Entropy())
-    COPIES[name](weights)
-    tensors[which].mul_(2)
-    if which == "value" and name in ("tree_map", "another dtype"):
-        ask = lambda w: tree_map(lambda x: x, w).value_norms()  # noqa: E731
-    else:
-        ask = COPIES[name]
-    with pytest.raises(RuntimeError, match=f"^{which} was changed in place after the call"):
-        ask(weights)
-
-
-def test_parts_of_changed_weights_still_know_their_answers() -> None:
-    query, key, value = inputs()
-    _, weights = scaled_dot_product_attention(query, key, value, reduce=Entropy())
-    entropy = weights.entropy()
-    key.mul_(2)
-    assert torch.equal(tree_map(lambda x: x, weights).entropy(), entropy)
+    early, entropy = COPIES[name](weights), weights.entropy()
+    early.full(), early.value_norms()
+    tensors[which].zero_()
+    if name == "a part" and which != "value":
+        with pytest.raises(RuntimeError, match=f"^{which} was changed in place after the call"):
+            COPIES[name](weights)
+        return
+    late = COPIES[name](weights)
+    if name != "a part":
+        torch.testing.assert_close(late.entropy(), entropy, check_dtype=False)
+    if which == "value":
+        late.full()
+    for ask in (late.value_norms, *([] if which == "value" else [late.full, lambda: late[0, 1, 2]])):
+        with pytest.raises(RuntimeError, match=f"^{which} was changed in place after the call"):
+            ask()
 
 
 @every_backend
@@ -129,8 +142,9 @@ def test_positions_that_count_on_after_the_call_change_nothing(backend: str) -> 
     output.sum().backward()
 
 
-@pytest.mark.parametrize("keys", [torch.tensor([1, 2]), [1, 2]], ids=["tensor", "list"])
-def test_what_a_cut_was_made_of_may_change(keys: Tensor | list[int]) -> None:
+@pytest.mark.parametrize("make", [torch.tensor, list, numpy.array], ids=["tensor", "list", "array"])
+def test_what_a_cut_was_made_of_may_change(make: Callable[[list[int]], Any]) -> None:
+    keys = make([1, 2])
     _, weights = scaled_dot_product_attention(*inputs(), edit=cut([0, 3], keys))
     before = weights.full()
     assert not before[:, :, 3, 1:3].any()
@@ -157,7 +171,7 @@ def test_what_was_watched_is_not_saved_once_it_was_changed(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_kept_answers_are_handed_out_as_copies() -> None:
+def test_kept_answers_may_be_changed() -> None:
     model = heedful.MultiHeadAttention(8, 2)
     with heedful.watch(model, Entropy(), TopK(2)) as seen, torch.no_grad():
         model(torch.randn(B, L, 8))
@@ -168,3 +182,71 @@ def test_kept_answers_are_handed_out_as_copies() -> None:
     weights.topk(2).indices.zero_()
     assert torch.equal(weights.entropy(), entropy)
     assert weights.topk(2).indices.any()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_answers_may_be_changed_where_torch_does_not_count(mode: Callable) -> None:
+    with mode():
+        _, weights = scaled_dot_product_attention(*inputs(), reduce=(Entropy(), heedful.reductions.Full()))
+        entropy, matrix = weights.entropy().clone(), weights.full().clone()
+        weights.entropy().zero_()
+        weights.full().zero_()
+        weights.entropy().numpy()[:] = 3
+        assert torch.equal(weights.entropy(), entropy)
+        assert torch.equal(weights.full(), matrix)
+
+
+def test_answers_of_a_compiled_call_may_be_changed() -> None:
+    def ask(*tensors: Tensor) -> tuple[Weights, Tensor]:
+        _, weights = scaled_dot_product_attention(*tensors, reduce=Entropy())
+        weights.entropy().mul_(2)
+        return weights, weights.entropy()
+
+    weights, entropy = torch.compile(ask, backend="eager")(*inputs())
+    expected = scaled_dot_product_attention(*inputs()).weights.entropy()
+    torch.testing.assert_close(entropy, expected)
+    weights.entropy().mul_(2)
+    torch.testing.assert_close(weights.entropy(), expected)
+
+
+def test_a_compiled_function_is_told_what_was_answered_before() -> None:
+    query, key, value = inputs()
+    _, weights = scaled_dot_product_attention(query, key, value, reduce=Entropy())
+    entropy = weights.entropy()
+    key.mul_(2)
+    assert torch.equal(torch.compile(lambda w: w.entropy() + 0, backend="eager")(weights), entropy)
+
+
+@pytest.mark.parametrize("backend", ["auto", "panels"])
+def test_an_output_that_is_changed_under_torch_func(backend: str) -> None:
+    query, key, value = inputs()
+
+    def loss(query: Tensor, change: bool) -> Tensor:
+        output, weights = scaled_dot_product_attention(query, key, value, reduce=Entropy(), backend=backend)
+        entropy = weights.entropy()
+        if change:
+            return output.mul_(2).square().sum() + entropy.mul_(3).sum() + weights.entropy().sum()
+        return (output * 2).square().sum() + (entropy * 4).sum()
+
+    found, expected = (torch.func.grad(loss)(query, change) for change in (True, False))
+    torch.testing.assert_close(found, expected)
+
+
+class Step(nn.Module):
+    """Attention over a cache that grows."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, masks.causal()).output
+
+
+def test_what_was_watched_of_a_growing_cache_can_be_copied() -> None:
+    model, (query, key, value) = Step(), inputs()
+    with heedful.watch(model) as seen, torch.no_grad():
+        for n in range(4, S + 1):
+            model(query[:, :, -1:], key[:, :, :n], value[:, :, :n])
+    for copied in (copy.deepcopy(seen), pickle.loads(pickle.dumps(seen))):
+        for before, after in zip(seen.layers[0], copied.layers[0], strict=True):
+            assert torch.equal(after.full(), before.full())
+    query.mul_(2)
+    with pytest.raises(RuntimeError, match=r"^query was changed in place after the call"):
+        seen.layers[0].calls[0].full()

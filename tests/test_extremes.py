@@ -314,7 +314,7 @@ def test_entropy_of_scores_farther_apart_than_a_float_reaches(backend: str, dtyp
 
 
 @every_backend
-@pytest.mark.parametrize("gap", [60.0, 88.0, 95.0, 103.0, 140.0])
+@pytest.mark.parametrize("gap", [60.0, 70.0, 88.0, 95.0, 103.0, 140.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rest_that_is_hardly_there_is_shared_out_or_nothing(
     dtype: torch.dtype, gap: float, backend: str
@@ -325,10 +325,10 @@ def test_a_rest_that_is_hardly_there_is_shared_out_or_nothing(
     value = torch.randn(B, H, 4, E).to(dtype)
     for edit in (heedful.without_sink(), heedful.cut(slice(None), 0, renormalize=True)):
         output, weights = attend(query, key, value, scale=1.0, edit=edit, backend=backend)
-        rest = key[..., 1:, 0].double().softmax(-1) if gap < 87 else torch.zeros(B, H, 3).double()
+        rest = key[..., 1:, 0].double().softmax(-1) if gap < 65 else torch.zeros(B, H, 3).double()
         expected = torch.cat([torch.zeros(B, H, 1), rest], -1)[:, :, None].expand(B, H, L, 4)
         torch.testing.assert_close(weights.full().double(), expected, rtol=1e-5, atol=1e-12)
         torch.testing.assert_close(output.double(), expected @ value.double(), rtol=2e-2, atol=2e-2)
         assert weights.entropy().isfinite().all()
-        for grad in torch.autograd.grad(output.square().sum(), (query, key)):
+        for grad in torch.autograd.grad(2**16 * output.square().sum(), (query, key)):
             assert grad.isfinite().all()

@@ -30,6 +30,8 @@ CALLS: dict[str, tuple[tuple, dict[str, Any]]] = {
     "a padding mask of another batch": (QKV, {"mask": masks.padding(torch.ones(3, S).int())}),
     "a list for a mask": (QKV, {"mask": [1, 2]}),
     "a position beyond all": (QKV, {"query_start": 2**63}),
+    "positions beyond all": (QKV, {"query_start": torch.tensor([3, 2**63 - 1])}),
+    "complex positions": (QKV, {"query_start": torch.zeros(B, dtype=torch.complex64)}),
     "a number for an edit": (QKV, {"edit": 3}),
     "None for questions": (QKV, {"reduce": None}),
     "None for keys": ((q(), None, k()), {}),
@@ -158,6 +160,15 @@ MESSAGES: dict[str, tuple[type[Exception], str]] = {
         "Leave it out to ask nothing.",
     ),
     "None for keys": (TypeError, "key must be a tensor, got NoneType."),
+    "positions beyond all": (
+        ValueError,
+        "query_start must be a position from -2**62 to 2**62, got 9223372036854775807.",
+    ),
+    "complex positions": (
+        ValueError,
+        "query_start must be an integer or an integer tensor (B,) with B = 2, got complex64 (2,). "
+        "It is the position of the first query among the keys; None puts the last query at the last key.",
+    ),
     "a position beyond all": (
         ValueError,
         "query_start must be a position from -2**62 to 2**62, got 9223372036854775808.",

@@ -106,7 +106,7 @@ def scaled_dot_product_attention(
     weights = Weights(call, chosen, batch_shape, head_shape)
     output, answers = backends.run(chosen, call, reductions)
     if reductions:
-        weights._remember(zip(reductions, answers, strict=True))
+        weights._remembered += zip(reductions, answers, strict=True)
     for listener in present:
         listener.after(weights)
     assert output is not None

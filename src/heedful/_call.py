@@ -174,21 +174,30 @@ def _four_dims(tensor: Tensor) -> Tensor:
 
 def _query_start(query_start: int | Tensor, B: int) -> int | Tensor:
     if isinstance(query_start, INTEGERS) and not isinstance(query_start, bool):
-        if readable() and not -FARTHEST <= query_start <= FARTHEST:
-            raise ValueError(f"query_start must be a position from -2**62 to 2**62, got {query_start}.")
+        _check_reach(query_start)
         return query_start if isinstance(query_start, torch.SymInt) else int(query_start)
     if (
         isinstance(query_start, Tensor)
         and not query_start.dtype.is_floating_point
+        and not query_start.dtype.is_complex
         and query_start.dtype != torch.bool
         and query_start.numel() in (1, B)
     ):
         start = query_start.detach().flatten().to(torch.int64, copy=True)  # its owner may count on in it
-        return as_start(start) if readable(start) else start.expand(B)
+        if not readable(start):
+            return start.expand(B)
+        for each in start.tolist():
+            _check_reach(each)
+        return as_start(start)
     raise ValueError(
         f"query_start must be an integer or an integer tensor (B,) with B = {B}, got {describe(query_start)}. "
         "It is the position of the first query among the keys; None puts the last query at the last key."
     )
+
+
+def _check_reach(start: Any) -> None:
+    if readable() and not -FARTHEST <= start <= FARTHEST:
+        raise ValueError(f"query_start must be a position from -2**62 to 2**62, got {start}.")
 
 
 def as_start(start: Tensor) -> int | Tensor:

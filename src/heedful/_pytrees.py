@@ -1,12 +1,11 @@
 """Weights and masks as pytrees: their tensors are leaves for `tree_map`, `torch.export` and all that walks results."""
 
-from operator import ne
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import SequenceKey, _register_namedtuple, register_pytree_node
 
-from ._unchanged import versions
+from ._unchanged import changes
 from ._weights import Weights
 from .backends._compiled import Later
 from .backends._travel import Luggage, Unpacked
@@ -49,17 +48,12 @@ def unflatten(leaves: Any, context: Context) -> Any:
 
 def _parts(weights: Weights) -> tuple[Any, ...]:
     shapes = tuple(weights._batch_shape), tuple(weights._head_shape)
-    answers = tuple(weights._answers.items())
-    changed = tuple(map(ne, versions(weights._call), weights._versions))
-    return weights._call, weights._backend.NAME, *shapes, answers, weights._grad, changed
+    changed = changes(weights._call, weights._versions)
+    return weights._call, weights._backend.NAME, *shapes, tuple(weights._remembered), weights._grad, changed
 
 
 def _weights(call: Any, backend: str, *others: Any) -> Weights:
-    *parts, changed = others
-    weights = Weights(call, Later(backend), *parts)
-    # Of a tensor that had been changed in place, a copy is no better.
-    weights._versions = [-1 if each else n for each, n in zip(changed, weights._versions, strict=False)]
-    return weights
+    return Weights(call, Later(backend), *others)
 
 
 def _with_keys(x: Any) -> tuple[list[tuple[SequenceKey, Any]], Context]:

@@ -14,7 +14,7 @@ from ._checks import describe, product_dtype
 from ._operand import operand
 from ._rows import size_of
 from ._torch import TensorLike
-from ._unchanged import answer_versions, check_unchanged, versions
+from ._unchanged import changes, check_unchanged, versions
 from .backends import Result
 from .reductions import (
     ByKey,
@@ -57,15 +57,15 @@ class Weights(TensorLike):
         head_shape: Sequence[int],
         answers: Iterable[tuple[Reduction, Any]] = (),
         grad: bool | None = None,
+        changed: Sequence[bool] = (),
     ):
         self._call = call
         self._backend = backend
         # In the call, leading sizes are (B, H). Here B may be split, and an integer index drops a dimension.
         self._batch_shape, self._head_shape = tuple(batch_shape), tuple(head_shape)
-        self._remembered: list[tuple[Reduction, Any, list[int]]] = []
-        self._remember(answers)
+        self._remembered = list(answers)
         self._grad = torch.is_grad_enabled() if grad is None else grad
-        self._versions = versions(call)
+        self._versions = versions(call, changed)
 
     @property
     def shape(self) -> torch.Size:
@@ -84,20 +84,8 @@ class Weights(TensorLike):
 
     @property
     def _answers(self) -> dict[Reduction, Any]:
-        """What was asked so far, but for answers that were changed in place since."""
-        return self._recall({each for each, *_ in self._remembered})
-
-    def _remember(self, answers: Iterable[tuple[Reduction, Any]]) -> None:
-        # In a list: a compiler cannot return a dict whose keys are reductions.
-        self._remembered += [(each, x, answer_versions(x)) for each, x in answers]
-
-    def _recall(self, asked: set[Reduction]) -> dict[Reduction, Any]:
-        kept = (
-            (each, x)
-            for each, x, then in self._remembered
-            if each in asked and then in ([], answer_versions(x))
-        )
-        return dict(kept)
+        """What was asked so far. Kept as pairs: a compiler cannot return a dict whose keys are reductions."""
+        return dict(self._remembered)
 
     @property
     def edited(self) -> bool:
@@ -123,14 +111,15 @@ class Weights(TensorLike):
             if any(isinstance(each, list | tuple) for each in wrong):
                 remedy += " Write reduce(*them) for a list."
             raise TypeError(f"reduce() takes reductions such as heedful.Entropy(), got {given}.{remedy}")
-        known = self._recall(set(reductions))
+        known = self._answers
         missing = tuple(dict.fromkeys(each for each in reductions if each not in known))
-        if missing:
-            found = dict(zip(missing, self._run(self._call, missing).answers, strict=True))
-            if torch.is_grad_enabled() or not self._grad:
-                self._remember((each, answer) for each, answer in found.items() if each.remembered)
-            known |= found
-        return tuple(self._shaped(known[each]) for each in reductions)
+        fresh = dict(zip(missing, self._run(self._call, missing).answers, strict=True)) if missing else {}
+        if torch.is_grad_enabled() or not self._grad:
+            self._remembered += [(each, answer) for each, answer in fresh.items() if each.remembered]
+        known |= fresh
+        return tuple(
+            self._shaped(known[each], kept=each not in fresh or each.remembered) for each in reductions
+        )
 
     def entropy(self) -> Tensor:
         """-sum of p ln p of every row, in nats: (..., H, L). Uniform over n keys gives ln n, an empty row 0."""
@@ -205,7 +194,7 @@ class Weights(TensorLike):
         reduction = TopK(k)
         if k > self.shape[-1]:
             raise ValueError(f"topk(): k must be at most the number of keys, {self.shape[-1]}, got {k}.")
-        wider = next((each for each, *_ in self._remembered if type(each) is TopK and each.k >= k), reduction)
+        wider = next((each for each, _ in self._remembered if type(each) is TopK and each.k >= k), reduction)
         found = self.reduce(wider)[0]
         return found if wider.k == k else TopKResult(*(x[..., :k] for x in found))
 
@@ -304,8 +293,10 @@ class Weights(TensorLike):
         items = _index.flattened(choices[:batch], self._batch_shape, self.device)
         call = self._call.select(items, heads, choices[-2])
         check_unchanged(self._call, self._versions, value_too=False)
+        batch_shape = tuple(map(size_of, choices[:batch]))
         head_shape = call.query.shape[1:2] if self._head_shape else ()
-        return Weights(call, self._backend, tuple(map(size_of, choices[:batch])), head_shape, grad=self._grad)
+        changed = changes(self._call, self._versions)
+        return Weights(call, self._backend, batch_shape, head_shape, grad=self._grad, changed=changed)
 
     def _elements(self, coordinates: list[Tensor]) -> Tensor:
         """Single weights, given the coordinates of each: the rows they lie in are computed, some at a time."""
@@ -338,11 +329,11 @@ class Weights(TensorLike):
         with torch.set_grad_enabled(self._grad and torch.is_grad_enabled()):
             return backends.run(backends.able(self._backend, call), call, reductions, need_output)
 
-    def _shaped(self, answer: Any) -> Any:
-        """An answer (B, H or G, ...) with the leading sizes that the caller knows."""
+    def _shaped(self, answer: Any, kept: bool = False) -> Any:
+        """An answer (B, H or G, ...) with the leading sizes that the caller knows; a copy, if it is kept."""
 
         def shaped(x: Tensor) -> Tensor:
-            x = x.view_as(x) if torch.is_grad_enabled() else x.detach()
+            x = x.clone() if kept else x if torch.is_grad_enabled() else x.detach()
             if self._head_shape and len(self._batch_shape) == 1:
                 return x
             return x.reshape(*self._batch_shape, *(x.shape[1:2] if self._head_shape else ()), *x.shape[2:])
@@ -353,10 +344,9 @@ class Weights(TensorLike):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are detached and carry the remembered answers."""
-        check_unchanged(self._call, self._versions, value_too=True)
-        answers = tree_map_only(Tensor, Tensor.detach, list(self._answers.items()))
+        answers = tree_map_only(Tensor, Tensor.detach, self._remembered)
         parts = self._backend.NAME, self._batch_shape, self._head_shape, answers
-        return _restore, (self._call.detach(), *parts)
+        return _restore, (self._call.detach(), *parts, False, changes(self._call, self._versions))
 
 
 class TransposedWeights(TensorLike):
@@ -388,4 +378,4 @@ class TransposedWeights(TensorLike):
 
 
 def _restore(call: Call, backend: str, *parts: Any) -> Weights:
-    return Weights(call, backends.load(backend), *parts, grad=False)
+    return Weights(call, backends.load(backend), *parts)

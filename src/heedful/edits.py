@@ -96,7 +96,7 @@ def cut(rows: Choice, keys: Choice, *, renormalize: bool = False) -> Edit:
         rows: Indices of queries: a number, a slice, a list, an integer tensor, or a bool tensor (L,).
         keys: Indices of keys, likewise.
         renormalize: Share the lost weight out among the other keys, so that rows keep their sum. A row that
-            loses everything, or all but 1e-38 of it in float32, stays 0.
+            loses everything, or all but 3e-29 of it in float32, stays 0.
 
     Raises:
         TypeError: A choice is not as above.
@@ -118,7 +118,7 @@ def without_sink(keys: int = 1) -> Edit:
     Args:
         keys: How many of the first keys are sinks.
 
-    A row that looks at nothing else, or at less than 1e-38 of it in float32, becomes 0. Source: Xiao et al.,
+    A row that looks at nothing else, or at less than 3e-29 of it in float32, becomes 0. Source: Xiao et al.,
     "Efficient Streaming Language Models with Attention Sinks" (2023). Cost: two passes over each panel.
     """
     if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
@@ -135,10 +135,10 @@ def _shown(value: object) -> str:
 
 
 def _own(choice: Choice) -> Choice:
-    """The choice, apart from a tensor or list that its owner may change."""
-    if isinstance(choice, Tensor):
-        return choice.clone()
-    return list(choice) if isinstance(choice, list) else choice
+    """The choice, apart from a tensor, an array or a list that its owner may change."""
+    if isinstance(choice, int | slice):
+        return choice
+    return list(choice) if isinstance(choice, list | tuple | range) else torch.as_tensor(choice).clone()
 
 
 def _is_index(choice: object) -> bool:
@@ -152,9 +152,9 @@ def _is_index(choice: object) -> bool:
 
 
 def _shared_out(weights: Tensor, before: Tensor) -> Tensor:
-    """Rows with the sums they had; 0 where what is left is too little to divide by."""
+    """Rows with the sums they had; 0 where too little is left to divide by, and to divide large gradients by."""
     left = weights.sum(-1, keepdim=True)
-    some = left >= torch.finfo(left.dtype).tiny
+    some = left > torch.finfo(left.dtype).tiny ** 0.75
     shares = weights / left.masked_fill(~some, 1)
     return torch.where(some, shares * before.sum(-1, keepdim=True), 0)
 

@@ -48,9 +48,6 @@ class Answers(Weights):
             "and answers anything later."
         )
 
-    def _shaped(self, answer: Any) -> Any:
-        return super()._shaped(tree_map_only(Tensor, Tensor.clone, answer))  # it could not be found again
-
     def _select(self, choices: list[slice | Tensor]) -> Weights:
         raise RuntimeError(
             f"watch() was given reductions and kept their answers only: {', '.join(map(repr, self.kept))}. "
@@ -61,7 +58,7 @@ class Answers(Weights):
         return self._select([]).full()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        answers = tree_map_only(Tensor, Tensor.detach, list(self._answers.items()))
+        answers = tree_map_only(Tensor, Tensor.detach, self._remembered)
         return restored, (self._call, self._backend.NAME, self._batch_shape, self._head_shape, answers)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._call import Call
-from .._unchanged import check_unchanged
+from .._unchanged import changes, check_unchanged
 from .._weights import Weights
 from .answers import Answers
 
@@ -18,29 +18,26 @@ SMALL = 2**24
 class Begun(NamedTuple):
     """A call whose keys and values begin those of the last call of the series; its own were let go."""
 
-    call: Call
+    bare: Weights
     num_keys: int
-    others: tuple[Any, ...]
-    versions: list[int]
 
     @classmethod
     def of(cls, weights: Weights) -> "Begun":
         call = weights._call
         bare = replace(call, key=call.key.new_empty(0), value=call.value.new_empty(0))
-        others = (
-            weights._backend,
-            weights._batch_shape,
-            weights._head_shape,
-            tuple(weights._answers.items()),
-            weights._grad,
-        )
-        return cls(bare, call.key.shape[2], others, weights._versions)
+        return cls(_with_call(weights, bare, changes(call, weights._versions)), call.key.shape[2])
 
     def weights(self, last: Weights) -> Weights:
         key, value = (x[:, :, : self.num_keys] for x in (last._call.key, last._call.value))
-        weights = Weights(replace(self.call, key=key, value=value), *self.others)
-        weights._versions = [self.versions[0], *last._versions[1:3], *self.versions[3:]]
-        return weights
+        query_changed, _, _, *others = changes(self.bare._call, self.bare._versions)
+        _, *kept_changed = changes(last._call, last._versions)[:3]
+        call = replace(self.bare._call, key=key, value=value)
+        return _with_call(self.bare, call, (query_changed, *kept_changed, *others))
+
+
+def _with_call(weights: Weights, call: Call, changed: tuple[bool, ...]) -> Weights:
+    shapes = weights._batch_shape, weights._head_shape
+    return Weights(call, weights._backend, *shapes, weights._remembered, weights._grad, changed)
 
 
 class Series:

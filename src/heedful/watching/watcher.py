@@ -51,7 +51,7 @@ class Watcher:
             self._keep(name, Answers.of(weights, self.reductions))
         else:
             given = weights._call, weights._backend, weights._batch_shape, weights._head_shape
-            self._keep(name, Weights(_owned(given[0]), *given[1:], weights._answers.items(), weights._grad))
+            self._keep(name, Weights(_owned(given[0]), *given[1:], weights._remembered, weights._grad))
 
     def heard(self, frame: FrameType, arguments: Arguments | None, why_not: str) -> None:
         """Keep a call of torch's functions, or why it cannot be kept."""

@@ -66,7 +66,7 @@ class Fold(torch.autograd.Function):
         ctx.parts, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(x for x in output if x is not None and not x.dtype.is_floating_point))
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*tensors, None, *output[1:])  # the output may be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
