@@ -174,7 +174,8 @@ def _four_dims(tensor: Tensor) -> Tensor:
 
 def _query_start(query_start: int | Tensor, B: int) -> int | Tensor:
     if isinstance(query_start, INTEGERS) and not isinstance(query_start, bool):
-        _check_reach(query_start)
+        if readable():
+            _check_reach(query_start)
         return query_start if isinstance(query_start, torch.SymInt) else int(query_start)
     if (
         isinstance(query_start, Tensor)
@@ -196,7 +197,7 @@ def _query_start(query_start: int | Tensor, B: int) -> int | Tensor:
 
 
 def _check_reach(start: Any) -> None:
-    if readable() and not -FARTHEST <= start <= FARTHEST:
+    if not -FARTHEST <= start <= FARTHEST:
         raise ValueError(f"query_start must be a position from -2**62 to 2**62, got {start}.")
 
 
