@@ -250,3 +250,18 @@ def test_what_was_watched_of_a_growing_cache_can_be_copied() -> None:
     query.mul_(2)
     with pytest.raises(RuntimeError, match=r"^query was changed in place after the call"):
         seen.layers[0].calls[0].full()
+
+
+@every_backend
+def test_one_question_asked_twice_has_two_answers(backend: str) -> None:
+    _, weights = attend(*inputs(), backend=backend)
+    for reduction in (heedful.reductions.Full(), Entropy()):
+        one, other = weights.reduce(reduction, reduction)
+        before = other.clone()
+        one.zero_()
+        assert torch.equal(other, before)
+
+
+def test_weights_whose_parts_are_replaced_by_none_come_together() -> None:
+    _, weights = scaled_dot_product_attention(*inputs(), sinks=torch.zeros(H), mask=torch.ones(L, S) > 0)
+    assert isinstance(tree_map(lambda x: x.grad, weights), Weights)

@@ -20,7 +20,7 @@ def versions(call: Call, changed: Sequence[bool] = ()) -> list[int]:
         return []
     # torch does not count for tensors of inference mode, and what a bias calls a tensor may be something else.
     found = [x._version if isinstance(x, Tensor) and not x.is_inference() else 0 for _, x in _named(call)]
-    return [-1 if each else n for n, each in zip(found, changed, strict=True)] if changed else found
+    return [-1 if each else n for n, each in zip(found, changed, strict=False)] if changed else found
 
 
 def changes(call: Call, then: list[int]) -> tuple[bool, ...]:

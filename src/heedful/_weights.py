@@ -117,9 +117,8 @@ class Weights(TensorLike):
         if torch.is_grad_enabled() or not self._grad:
             self._remembered += [(each, answer) for each, answer in fresh.items() if each.remembered]
         known |= fresh
-        return tuple(
-            self._shaped(known[each], kept=each not in fresh or each.remembered) for each in reductions
-        )
+        alone = {each for each in fresh if not each.remembered and reductions.count(each) == 1}
+        return tuple(self._shaped(known[each], copied=each not in alone) for each in reductions)
 
     def entropy(self) -> Tensor:
         """-sum of p ln p of every row, in nats: (..., H, L). Uniform over n keys gives ln n, an empty row 0."""
@@ -329,11 +328,11 @@ class Weights(TensorLike):
         with torch.set_grad_enabled(self._grad and torch.is_grad_enabled()):
             return backends.run(backends.able(self._backend, call), call, reductions, need_output)
 
-    def _shaped(self, answer: Any, kept: bool = False) -> Any:
-        """An answer (B, H or G, ...) with the leading sizes that the caller knows; a copy, if it is kept."""
+    def _shaped(self, answer: Any, copied: bool = False) -> Any:
+        """An answer (B, H or G, ...) with the leading sizes that the caller knows."""
 
         def shaped(x: Tensor) -> Tensor:
-            x = x.clone() if kept else x if torch.is_grad_enabled() else x.detach()
+            x = x.clone() if copied else x if torch.is_grad_enabled() else x.detach()
             if self._head_shape and len(self._batch_shape) == 1:
                 return x
             return x.reshape(*self._batch_shape, *(x.shape[1:2] if self._head_shape else ()), *x.shape[2:])
